@@ -352,6 +352,8 @@ class Supervisor:
     def _move(self, state: EngineState) -> None:
         if state == "ready":
             self.progress = ""
+        else:
+            self.elastic = None
         if state != self.state:
             self.state = state
             self._on_change()

@@ -344,7 +344,7 @@ def demo(
 ) -> int:
     """The main job on this machine, step by step: plan, apply, an answer, a killed agent, destroy.
 
-    With `elastic`, under two minutes: three models share this node, then two replicas merge and split in a burst.
+    With `elastic`, in about a minute: three models share this node, then two replicas merge and split in a burst.
     """
     if what is DemoName.ELASTIC:
         from fabrictool.cli.elastic_demo import run_elastic_demo

@@ -71,9 +71,17 @@ def _not_merging(wanted: Model, pool: Pool, can: Capabilities) -> list[str]:
     """What speaks against base engines that merge, as `parallelism.dp` wants them."""
     reasons = []
     if wanted.parallelism.dp not in can.live_tp_switch:
-        reasons.append(f"{wanted.engine} does not merge {wanted.parallelism.dp} engines, as `parallelism.dp` wants")
-    if (wanted.parallelism.pp or 1) > 1 or wanted.phases == "split":
-        reasons.append("engines that merge are no pipelines and answer by themselves, and `parallelism.dp` wants them")
+        numbers = sorted(number for number in can.live_tp_switch if number > 1)
+        able = (
+            f"of {wanted.engine} {' or '.join(map(str, numbers))} can"
+            if numbers
+            else f"those of {wanted.engine} cannot"
+        )
+        reasons.append(f"`parallelism.dp: {wanted.parallelism.dp}` wants engines that merge: {able}")
+    if (wanted.parallelism.pp or 1) > 1:
+        reasons.append("`parallelism.dp` and `parallelism.pp` are both above 1, and pipelines do not merge")
+    if wanted.phases == "split":
+        reasons.append("`phases: split` and `parallelism.dp` do not go together")
     if pool.joined:
         reasons.append("its nodes joined by themselves, and are told of no engines that merge")
     return reasons

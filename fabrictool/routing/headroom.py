@@ -231,8 +231,14 @@ class PackingPolicy(HeadroomPolicy):
             elif best is None or headroom > most:
                 best, most = candidate, headroom
         if unknown:
-            return self._other.pick(unknown, request, now)
+            latest = max(unknown, key=self._heard_at)
+            return latest if latest.load < KNOWN else self._other.pick(unknown, request, now)
         return best if best is not None else candidates[0]
+
+    def _heard_at(self, candidate: Candidate) -> float:
+        """Where all have been silent for long, the one that served last goes on, and the others stay idle."""
+        learned = self._learned.get(candidate)
+        return learned.heard_at if learned is not None else -math.inf
 
     def _rank(self, candidate: Candidate, now: float) -> tuple[bool, float, bool]:
         """Processors first, then the fullest, of equal ones those that are known."""

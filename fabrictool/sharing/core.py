@@ -102,7 +102,7 @@ class NodeSharing:
     ) -> tuple[list[SharedRequest], list[Effect]]:
         """An iteration is over: (requests that have one token more, effects). Those that are answered leave."""
         replica = turn.replica
-        replica.node.computing = None
+        replica.node.computing, replica.node.busy_until = None, now
         if replica.leaving:
             return [], self._taken()
         if turn.prompt is not None:
@@ -182,8 +182,10 @@ class NodeSharing:
         """Whether a replica without requests left a node whose memory is too short for this one."""
         model = self.models[request.model]
         for node in self.nodes:
-            there = any(replica.model is model and not replica.leaving for replica in node.replicas.values())
-            need = model.need((request,)) + (0 if there else model.weights)
+            there = [r for r in node.replicas.values() if r.model is model and not r.leaving]
+            present = [other for replica in there for other in (*replica.running, *replica.waiting)]
+            need = model.need((*present, request)) - sum(replica.cache for replica in there)
+            need += 0 if there else model.weights
             if not node.ledger.fits(need) and self._yield(node, model, now):
                 return True
         return False

@@ -55,11 +55,11 @@ class MemoryLedger:
 
     @property
     def budget(self) -> int:
-        return sum(holding.granted for holding in self.holdings.values())
+        return sum(holding.granted for holding in list(self.holdings.values()))  # also read by other threads
 
     @property
     def tracked(self) -> int:
-        return sum(holding.tracked for holding in self.holdings.values())
+        return sum(holding.tracked for holding in list(self.holdings.values()))
 
     def fits(self, more: int) -> bool:
         """Whether so much more may be decided."""
@@ -92,6 +92,8 @@ class MemoryLedger:
         holding.granted = size
         if size <= holding.physical:
             holding.waits_since = None
+        if not size and not holding.physical and holding.moving_to is None:  # nothing of it was ever begun
+            del self.holdings[replica]
         return list(self._begin(now))
 
     def changed(self, replica: int, now: float) -> list[MemoryChange]:

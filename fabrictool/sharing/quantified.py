@@ -71,6 +71,11 @@ class IterationTable:
 
 LEARNED = 0.1
 """Weight of the newest iteration: a table follows a change of the machine's pace within some twenty iterations."""
+STRAY = 4.0
+"""Times the pace so far that a single iteration counts for at most: a pause of the machine says little of its pace."""
+RESTED_S = 10.0
+"""Without an iteration half of what was learned is forgotten after so long. A pace that refuses every request would
+never be corrected otherwise."""
 
 
 @dataclass(slots=True)
@@ -81,6 +86,7 @@ class RefinedTable:
     prefill_pace: float = 1.0
     """Seconds a second of the table."""
     decode_pace: float = 1.0
+    heard_at: float = 0.0
 
     def prefill_s(self, tokens: float) -> float:
         return self.prefill_pace * self.table.prefill_s(tokens)
@@ -88,13 +94,24 @@ class RefinedTable:
     def decode_s(self, batch: float, length: float) -> float:
         return self.decode_pace * self.table.decode_s(batch, length)
 
-    def learn_prefill(self, tokens: float, seconds: float) -> None:
+    def learn_prefill(self, tokens: float, seconds: float, now: float) -> None:
         """From a prompt that was read."""
-        self.prefill_pace += LEARNED * (seconds / self.table.prefill_s(tokens) - self.prefill_pace)
+        ratio = min(seconds / self.table.prefill_s(tokens), STRAY * self.prefill_pace)
+        self.prefill_pace += LEARNED * (ratio - self.prefill_pace)
+        self.heard_at = now
 
-    def learn_decode(self, batch: float, length: float, seconds: float) -> None:
+    def learn_decode(self, batch: float, length: float, seconds: float, now: float) -> None:
         """From an iteration that gave each of `batch` requests a token."""
-        self.decode_pace += LEARNED * (seconds / self.table.decode_s(batch, length) - self.decode_pace)
+        ratio = min(seconds / self.table.decode_s(batch, length), STRAY * self.decode_pace)
+        self.decode_pace += LEARNED * (ratio - self.decode_pace)
+        self.heard_at = now
+
+    def rest(self, now: float) -> None:
+        """Forget by and by what was learned."""
+        kept = 0.5 ** (max(0.0, now - self.heard_at) / RESTED_S)
+        self.prefill_pace = 1.0 + kept * (self.prefill_pace - 1.0)
+        self.decode_pace = 1.0 + kept * (self.decode_pace - 1.0)
+        self.heard_at = max(now, self.heard_at)
 
 
 def _doubling(first: int, last: int) -> tuple[float, ...]:

@@ -29,10 +29,10 @@ def engines(folder):
 
 
 def test_models_share_and_replicas_merge(environment, tmp_path):
-    done = subprocess.run(COMMAND, env=environment, capture_output=True, text=True, timeout=400, check=False)
+    done = subprocess.run(COMMAND, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     shared, merged = done.stderr.split("\n2. ")
-    assert "code (loading)" in shared
+    assert "code (" in shared
     assert re.search(
         r"\[0\+1\] one group.*\n.*burst of sixteen(.*\n)*.*\[0\] \[1\] apart(.*\n)*.*\[0\+1\] one group", merged
     )

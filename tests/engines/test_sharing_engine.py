@@ -1,12 +1,12 @@
 """Several models out of one memory, by real iterations: the same scheduler as in the simulator."""
 
+import gc
 import json
 import random
 import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import Future
 
 import aiohttp
 import msgspec
@@ -16,16 +16,18 @@ from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
 from fabrictool.base.clock import SystemClock
+from fabrictool.engines.reference import sharing_engine
 from fabrictool.engines.reference.answers import EngineLimits, LatencyTargets
 from fabrictool.engines.reference.engine import ReferenceEngine
-from fabrictool.engines.reference.kv import block_bytes
+from fabrictool.engines.reference.kv import KvPool, block_bytes
+from fabrictool.engines.reference.model import Transformer
 from fabrictool.engines.reference.quantify import Quantified, measure, quantified
 from fabrictool.engines.reference.resident import ResidentModel
 from fabrictool.engines.reference.server import EngineServer
 from fabrictool.engines.reference.sharing_engine import SharingEngine, SharingModel
 from fabrictool.engines.reference.tokenizer import Tokenizer
 from fabrictool.engines.reference.weights import load_weights
-from fabrictool.sharing.quantified import IterationTable, RefinedTable
+from fabrictool.sharing.quantified import RESTED_S, IterationTable, RefinedTable
 from fabrictool.status.elastic import ElasticState, in_words
 from tests.engines.asking import Client, prompt
 from tests.tiny_model import write_tiny_model
@@ -131,13 +133,18 @@ def test_answers_are_those_of_each_model_alone(models, alone, start, tight):
         what = prompt(rng, length), rng.randint(1, LIMITS.context - length)
         asked.append((name, *what, clients[name].ask(*what, targets=PATIENT)))
         if rng.random() < 0.3:
+            left = rng.choice(NAMES)  # at any moment: while it waits, while memory changes, while it is answered
+            number = clients[left].ask(prompt(rng, rng.randint(1, 150)), 100, targets=PATIENT)
+            time.sleep(rng.uniform(0.0, 0.02))
+            engine.services[left].cancel(number)
+        if rng.random() < 0.3:
             time.sleep(rng.uniform(0.0, 0.05))
     answers = [clients[name].text(number) for name, *_, number in asked]
     watched.over.set()
     watched.join()
     state = engine.state()
     assert answers == [alone(*what) for *what, _ in asked], f"seed {seed}"
-    assert state.in_time == len(asked)
+    assert state.in_time >= len(asked)
     assert max(tracked for tracked, _ in watched.states) <= memory
     if tight:
         assert state.loads >= 3
@@ -215,18 +222,6 @@ class CountedTime:
         return self.now
 
 
-class AtOnce:
-    """An executor that has done its work before anybody asks."""
-
-    def submit(self, work):
-        future = Future()
-        future.set_result(work())
-        return future
-
-    def shutdown(self, **_):
-        pass
-
-
 def in_turn():
     """A scheduler of turns that knows no time: each model that has something to do, one after the other."""
     last = -1
@@ -261,7 +256,7 @@ def run_counted(models, monkeypatch, **options):
     monkeypatch.setattr(ResidentModel, "step", timed)
     chosen = [models[name]._replace(quantified=Quantified(tables[name], 1e-6)) for name in "ab"]
     engine = SharingEngine(chosen, 1 << 30, clock, **options)
-    engine._memory = AtOnce()
+    engine._spawn = lambda work: work()
     clients, rng = clients_of(engine), random.Random(3)
     asked = [("a", clients["a"].ask(prompt(rng, 100), 8, targets=LatencyTargets(8.0, 0.5))) for _ in range(8)]
     asked += [("b", clients["b"].ask(prompt(rng, 20), 8, targets=LatencyTargets(1.5, 0.5))) for _ in range(8)]
@@ -305,32 +300,49 @@ def test_a_cache_changes_its_size_with_requests_in_it(models):
         changed.move(3)
 
 
-def test_iterations_are_measured_once(tmp_path):
-    """What is measured is kept; a file that cannot be read is measured anew."""
+@pytest.fixture
+def counted(monkeypatch):
+    """A clock that says two milliseconds for each token of an iteration, or what `pace` says of it."""
+    clock, step = CountedTime(), Transformer.step
+    clock.pace, clock.iterations = 0.002, 0
+
+    def timed(self, batch, pool):
+        clock.iterations += 1
+        clock.now += clock.pace * sum(len(rows.tokens) for rows in batch)
+        return step(self, batch, pool)
+
+    monkeypatch.setattr(Transformer, "step", timed)
+    return clock
+
+
+def test_iterations_are_measured_once(counted, tmp_path):
+    """What is measured is kept as long as it is about true; a file that cannot be read is measured anew."""
     path = tmp_path / "tiny.gguf"
     write_tiny_model(path)
     weights = load_weights(path, None, lambda _: None)
     limits = LIMITS._replace(context=64, max_seqs=2)
-    first = quantified(path, weights, limits, SystemClock(), tmp_path)
-    assert quantified(path, weights, limits, SystemClock(), tmp_path) == first
+
+    def iterations(**more):
+        before = counted.iterations
+        table = quantified(path, weights, limits._replace(**more), counted, tmp_path).iterations
+        return table, counted.iterations - before
+
+    first, many = iterations()
+    assert iterations() == (first, 6), "two samples, the least of three each"
+    counted.pace = 0.003
+    assert iterations() == (first, 6)
+    counted.pace = 0.006
+    slower, again = iterations()
+    assert again == many + 6
+    assert slower.prefill == pytest.approx([3 * seconds for seconds in first.prefill])
     (kept,) = (tmp_path / "quantified").iterdir()
     kept.write_text("{")
-    again = quantified(path, weights, limits, SystemClock(), tmp_path)
-    assert again.iterations.lengths == first.iterations.lengths
-    assert quantified(path, weights, limits, SystemClock(), tmp_path) == again
-    assert quantified(path, weights, limits._replace(max_seqs=4), SystemClock(), tmp_path) != again
+    assert iterations()[1] == many
+    assert iterations(max_seqs=4)[1] > many
 
 
-def test_what_is_measured_is_what_iterations_take(models, monkeypatch):
-    """By a clock that says two milliseconds for each token of an iteration."""
-    clock, step = CountedTime(), ResidentModel.step
-
-    def timed(self, rows):
-        clock.now += 0.002 * sum(len(tokens) for _, tokens, _ in rows)
-        return step(self, rows)
-
-    monkeypatch.setattr(ResidentModel, "step", timed)
-    measured = measure(models["c"].weights, LIMITS, clock).iterations
+def test_what_is_measured_is_what_iterations_take(models, counted):
+    measured = measure(models["c"].weights, LIMITS, counted).iterations
     assert measured.lengths[-1] >= LIMITS.context
     assert measured.batches[-1] >= LIMITS.max_seqs
     assert measured.prefill == pytest.approx([0.002 * length for length in measured.lengths])
@@ -341,9 +353,100 @@ def test_a_table_follows_the_pace_of_iterations():
     refined = RefinedTable(table(prefill=0.001, decode=0.02))
     assert (refined.prefill_s(64), refined.decode_s(1, 64)) == pytest.approx((0.064, 0.02))
     for _ in range(60):
-        refined.learn_prefill(64, 0.128)
-        refined.learn_decode(1, 64, 0.01)
+        refined.learn_prefill(64, 0.128, 5.0)
+        refined.learn_decode(1, 64, 0.01, 5.0)
     assert (refined.prefill_s(32), refined.decode_s(2, 100)) == pytest.approx((0.064, 0.01), rel=0.01)
+    refined.learn_decode(1, 64, 1000.0, 5.0)
+    assert refined.decode_pace < 0.7, "a pause of the machine is no pace"
+    refined.rest(5.0 + 10 * RESTED_S)
+    assert (refined.prefill_pace, refined.decode_pace) == pytest.approx((1.0, 1.0), rel=0.01)
+
+
+def test_a_pace_at_which_nobody_could_be_served_is_forgotten(models, start):
+    """Iterations that took three seconds, at targets of a quarter: refused at first, not for ever."""
+    engine = start([models["a"]], 1 << 30, ttft_s=30.0)
+    client = clients_of(engine)["a"]
+    client.text(client.ask([5, 6, 7], 4))
+    (times,) = engine.core.models["a"].tables.values()
+    times.decode_pace, times.heard_at = 3.0 / times.table.decode_s(1, 32), engine._clock.monotonic()
+    assert client.text(client.ask([5, 6, 7], 4, targets=LatencyTargets(0.2, 0.2)))[1] == "dropped"
+    times.heard_at -= 100 * RESTED_S
+    assert client.text(client.ask([5, 6, 7], 4, targets=LatencyTargets(20.0, 0.2)))[1] in ("stop", "length")
+
+
+def test_a_model_whose_load_was_given_up_while_it_waited_is_loaded_later(models, start):
+    """It waits for memory that another gives back, its client leaves, and it leaves before it was there."""
+    a, b, c = (models[name] for name in NAMES)
+    engine = start([a, b, c], octets(c, 256) + 1000, ttft_s=60.0, tpot_s=60.0)
+    slow, held = [], threading.Event()
+
+    def spawn(work):
+        slow.append(threading.Thread(target=lambda: (held.wait(60), work()), daemon=True))
+        slow[-1].start()
+
+    clients = clients_of(engine)
+    clients["a"].text(clients["a"].ask([5, 6], 2))
+    engine._spawn = spawn
+    left = clients["b"].ask([5, 6], 2)  # for which a leaves, slowly
+    until(lambda: {r.model: r.memory for r in engine.state().replicas} == {"a": "leaving", "b": "held"})
+    engine.services["b"].cancel(left)
+    assert clients["b"].text(left)[1] == "cancelled"
+    other = clients["c"].ask([5, 6], 2)  # for which b leaves, before it was there
+    until(lambda: {r.model for r in engine.state().replicas} == {"a", "c"})
+    held.set()
+    assert clients["c"].text(other)[1] in ("stop", "length")
+    assert clients["b"].text(clients["b"].ask([5, 6], 2))[1] in ("stop", "length")
+    for thread in slow:
+        thread.join()
+
+
+def test_a_load_that_fails_stops_the_engine_and_ends_every_request(models, monkeypatch, caplog):
+    failures = []
+    engine = SharingEngine([models["a"]], 1 << 30, SystemClock(), failures.append, ttft_s=60.0)
+    monkeypatch.setattr(sharing_engine, "ResidentModel", lambda *_: 1 / 0)
+    engine.start()
+    client = clients_of(engine)["a"]
+    assert client.text(client.ask([5, 6], 2))[1] == "error"
+    until(lambda: failures)
+    assert engine.failure == "ZeroDivisionError: division by zero"
+    assert "the compute thread failed" in caplog.text
+    engine.stop()
+
+
+def test_stopping_waits_for_no_load(models):
+    engine, held = SharingEngine([models["a"]], 1 << 30, SystemClock(), ttft_s=60.0), threading.Event()
+    engine._spawn = lambda work: threading.Thread(target=lambda: (held.wait(60), work()), daemon=True).start()
+    engine.start()
+    client = clients_of(engine)["a"]
+    number = client.ask([5, 6], 2)
+    until(lambda: engine.state().replicas)
+    engine.stop(timeout_s=30.0)
+    assert not engine._thread.is_alive()
+    assert client.text(number)[1] == "cancelled"
+    held.set()
+
+
+def test_a_cache_that_was_left_is_no_longer_there(models, start):
+    """Without a search for cycles, which an idle engine never does."""
+
+    def pools():
+        return sum(isinstance(thing, KvPool) for thing in gc.get_objects())
+
+    gc.collect()
+    others = pools()
+    gc.disable()
+    try:
+        engine = start([models["a"]], octets(models["a"], 300), ttft_s=60.0, tpot_s=60.0)
+        client = clients_of(engine)["a"]
+        for _ in range(3):
+            numbers = [client.ask([5, 6, 7], 100) for _ in range(3)]
+            for number in numbers:
+                client.text(number)
+        until(lambda: all(replica.memory == "ready" for replica in engine.state().replicas))
+        assert engine.state().resizes > 0
+        until(lambda: pools() == others + 1)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.asyncio

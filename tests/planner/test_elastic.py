@@ -174,9 +174,9 @@ def test_latency_that_a_single_engine_misses_is_had_by_merging_under_little_load
 @pytest.mark.parametrize(
     ("rules", "words"),
     [
-        ("parallelism: {dp: 3}", "does not merge 3 engines"),
+        ("parallelism: {dp: 3}", "`parallelism.dp: 3` wants engines that merge: of reference 2 or 4 or 8 can"),
         ("parallelism: {dp: 4}", "has no 4×1 devices in a node"),
-        ("parallelism: {dp: 2, pp: 2}", "are no pipelines"),
+        ("parallelism: {dp: 2, pp: 2}", "pipelines do not merge"),
     ],
 )
 def test_merging_that_cannot_be_is_refused_in_words(tmp_path, rules, words):
@@ -283,7 +283,7 @@ def test_blueprints_without_it_have_the_digest_that_they_had(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"dp": 3}, "does not merge 3 engines"),
+        ({"dp": 3}, "wants engines that merge: of"),
         ({"dp": 4}, "4 engines of 1 devices do not stand on one node"),
         ({"dp": 2, "phase": "prefill"}, "do all of serving"),
         ({"dp": 2, "device": "cpu"}, ""),

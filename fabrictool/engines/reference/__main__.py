@@ -22,6 +22,7 @@ from fabrictool.base.errors import FabrictoolError, InvalidInputError
 from fabrictool.base.logs import configure_logging
 from fabrictool.base.settings import Settings
 from fabrictool.engines.reference.answers import EngineLimits
+from fabrictool.engines.reference.api import LONGEST_S
 from fabrictool.engines.reference.engine import ReferenceEngine
 from fabrictool.engines.reference.kv import block_bytes
 from fabrictool.engines.reference.server import EngineServer
@@ -46,6 +47,7 @@ _DRAIN_SECONDS = 5.0
 """For requests in progress after TERM: below the ten seconds after which a supervisor kills."""
 _KV_MEMORY = 256 << 20
 """Bytes of the pool when nothing is said: about 5800 tokens of SmolLM2-135M."""
+_TOKEN_BUDGET = 256
 _CONTEXT = 8192
 """Tokens, the most that is chosen when nothing is said."""
 THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -65,8 +67,8 @@ def parser() -> argparse.ArgumentParser:
     add("--port", type=int, default=8000)
     add("--socket", type=Path, help="listen at this Unix socket and at no port")
     add("--context", type=_positive, help="tokens for each request (default: the model's, at most 8192)")
-    add("--max-num-seqs", type=_positive, default=8, help="requests in one batch")
-    add("--token-budget", type=_positive, default=256, help="tokens in one step")
+    add("--max-num-seqs", type=_positive, default=8, help="requests in one batch; of several models as measured")
+    add("--token-budget", type=_positive, help="tokens in one step (256); several models read whole prompts")
     add("--block-size", type=_positive, default=16, help="tokens in one block of the key-value pool")
     size = arguments.add_mutually_exclusive_group()
     size.add_argument("--kv-blocks", type=_positive, help="blocks of the key-value pool")
@@ -118,7 +120,7 @@ def limits(config: LlamaConfig, arguments: argparse.Namespace) -> EngineLimits:
             hint=f"lower --context, or give {'each of them' if several else 'the pool'} at least {least} blocks"
             f" ({least * per_block / (1 << 20):.0f}MiB)",
         )
-    return EngineLimits(context, arguments.max_num_seqs, blocks, block_size, arguments.token_budget)
+    return EngineLimits(context, arguments.max_num_seqs, blocks, block_size, arguments.token_budget or _TOKEN_BUDGET)
 
 
 async def serve(arguments: argparse.Namespace, settings: Settings) -> int:
@@ -224,24 +226,49 @@ def _several(
         FT7026 the memory is too short for one of them.
     """
     from fabrictool.engines.reference.quantify import quantified  # noqa: PLC0415 - threads and tables of their own
-    from fabrictool.engines.reference.sharing_engine import KEEP_ALIVE_S, TPOT_S, SharingEngine, SharingModel  # noqa: PLC0415
+    from fabrictool.engines.reference.sharing_engine import (  # noqa: PLC0415
+        KEEP_ALIVE_S,
+        TPOT_S,
+        TTFT_S,
+        SharingEngine,
+        SharingModel,
+    )
 
-    clock, models = SystemClock(), []
-    for path, name in zip(arguments.model, arguments.served_name, strict=True):
-        weights = _weights(path, cache, progress)
-        sizes = limits(weights.config, arguments)
-        sys.stderr.write(f"measuring iterations of {name}\n")
-        table = quantified(path, weights, sizes, clock, cache)
-        models.append(SharingModel(name, weights, Tokenizer(weights.metadata), sizes, table))
-    memory = arguments.memory or sum(model.weights.flat.nbytes + _KV_MEMORY for model in models)
-    for model in models:
-        least = model.weights.flat.nbytes + model.block_octets * -(-model.limits.context // model.limits.block_size)
-        if least > memory:
+    clock, files = SystemClock(), list(zip(arguments.model, arguments.served_name, strict=True))
+
+    def spread(done: int) -> Progress:
+        """Loading is most of it; what is measured takes the rest."""
+        return lambda percent: progress(int(90 * (done + percent / 100) / len(files)))
+
+    loaded = [_weights(path, cache, spread(number)) for number, (path, _) in enumerate(files)]
+    sizes = [limits(weights.config, arguments) for weights in loaded]
+    least = [weights.flat.nbytes + _longest_cache(weights, size) for weights, size in zip(loaded, sizes, strict=True)]
+    memory = arguments.memory or sum(
+        weights.flat.nbytes + max(_KV_MEMORY, int(2 * _longest_cache(weights, size)))
+        for weights, size in zip(loaded, sizes, strict=True)
+    )
+    for (_, name), octets, size in zip(files, least, sizes, strict=True):
+        if octets > memory:
             raise InvalidInputError.of(
                 "FT7026",
-                f"{model.name} needs {least / (1 << 20):.0f}MiB for its weights and one request of"
-                f" {model.limits.context} tokens, and there are {memory / (1 << 20):.0f}MiB",
-                hint=f"give at least --memory {math.ceil(least / (1 << 20))}MiB, or lower --context",
+                f"{name} needs {octets / (1 << 20):.0f}MiB for its weights and one request of {size.context} tokens,"
+                f" and there are {memory / (1 << 20):.0f}MiB",
+                hint=f"give at least --memory {math.ceil(octets / (1 << 20))}MiB, or lower --context",
+            )
+    models = []
+    for (path, name), weights, size in zip(files, loaded, sizes, strict=True):
+        sys.stderr.write(f"measuring iterations of {name}\n")
+        table = quantified(path, weights, size, clock, cache)
+        models.append(SharingModel(name, weights, Tokenizer(weights.metadata), size, table))
+        first = table.load_s + table.iterations.prefill_s(0)
+        wanted = arguments.ttft or TTFT_S
+        if first > wanted:
+            _log.warning(
+                "%s takes %.1f s to load, more than a first token may take (%.1f s): requests that find it out of"
+                " memory are refused; give a longer --ttft, or more --memory and a longer --keep-alive",
+                name,
+                first,
+                wanted,
             )
     engine = SharingEngine(
         models,
@@ -253,6 +280,11 @@ def _several(
         tpot_s=arguments.tpot or TPOT_S,
     )
     return engine, engine.services
+
+
+def _longest_cache(weights: Weights, sizes: EngineLimits) -> int:
+    """Octets for one request as long as the context."""
+    return block_bytes(weights.config, sizes.block_size) * -(-sizes.context // sizes.block_size)
 
 
 # Wide: all that an engine is made of.
@@ -342,6 +374,8 @@ def _contradiction(arguments: argparse.Namespace) -> str:
             return "--replicas are of one --model"
         if arguments.kv_blocks is not None or arguments.kv_memory is not None:
             return "caches of several models change their sizes: give --memory in place of --kv-blocks and --kv-memory"
+        if arguments.token_budget is not None:
+            return "--token-budget is of one --model: of several, an iteration reads a whole prompt"
         return ""
     for name in ("memory", "keep_alive", "ttft", "tpot"):
         if getattr(arguments, name) is not None:
@@ -358,9 +392,10 @@ def _positive(text: str) -> int:
 
 def _seconds(text: str) -> float:
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(ms|s)", text)
-    if match is None or not float(match[1]):
-        raise argparse.ArgumentTypeError(f"{text!r} is no time: write 250ms or 2s")
-    return float(match[1]) / (1000 if match[2] == "ms" else 1)
+    seconds = 0.0 if match is None else float(match[1]) / (1000 if match[2] == "ms" else 1)
+    if match is None or not 0 < seconds <= LONGEST_S:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time up to a day: write 250ms or 2s")
+    return seconds
 
 
 def _replicas(text: str) -> int:

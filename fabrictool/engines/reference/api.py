@@ -34,6 +34,8 @@ _UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "top_logprobs": (None, 0),
 }
 
+LONGEST_S = 86_400
+"""That a token may be waited for."""
 _Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
@@ -58,8 +60,8 @@ class _StreamOptions(msgspec.Struct):
 
 
 class _Targets(msgspec.Struct):
-    ttft_s: Annotated[float, msgspec.Meta(gt=0)]
-    tpot_s: Annotated[float, msgspec.Meta(gt=0)]
+    ttft_s: Annotated[float, msgspec.Meta(gt=0, le=LONGEST_S)]
+    tpot_s: Annotated[float, msgspec.Meta(gt=0, le=LONGEST_S)]
 
 
 class _Body(msgspec.Struct, kw_only=True):

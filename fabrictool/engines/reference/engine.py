@@ -87,7 +87,6 @@ class ReferenceEngine(AnsweringEngine):
             number: self._answers[number].sampler.draw(row) for number, row in zip(sampling, logits, strict=True)
         }
         self._scheduler.commit(plan, sampled)
-        self.stats.steps += 1
         self.stats.preemptions += len(plan.preempted)
         for number, token in sampled.items():
             event = self._answers.advance(number, token)

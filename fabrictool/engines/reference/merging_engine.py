@@ -364,7 +364,6 @@ class MergingEngine(AnsweringEngine):
         """All members are done."""
         step = sent.step
         del self._sent[step.group.first]
-        self.stats.steps += 1
         if sent.switched:
             self.switches.append(max(0.0, self._clock.monotonic() - sent.began - sent.seconds))
         if sent.broken:

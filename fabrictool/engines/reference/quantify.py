@@ -12,9 +12,11 @@ import msgspec
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.base.files import write_atomic
-from fabrictool.engines.reference.resident import ResidentModel
+from fabrictool.engines.reference.kv import KvPool
+from fabrictool.engines.reference.model import SequenceRows, Transformer
+from fabrictool.engines.reference.resident import in_memory
 from fabrictool.engines.reference.weights import cache_key
-from fabrictool.sharing.quantified import IterationTable
+from fabrictool.sharing.quantified import SHORTEST, IterationTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +31,7 @@ _TIMES = 3
 """A sample is the least of so many: whatever else a machine does makes an iteration longer, never shorter."""
 _LONG_S = 1.0
 """A sample that takes so long is taken once."""
+_ABOUT = 2.0
 _THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
 
 
@@ -47,7 +50,9 @@ def quantified(path: Path, weights: Weights, limits: EngineLimits, clock: Clock,
     place = None if folder is None else folder / "quantified" / f"{_key(path, limits)}.json"
     if place is not None:
         with contextlib.suppress(OSError, msgspec.DecodeError):
-            return msgspec.json.decode(place.read_bytes(), type=Quantified)
+            kept = msgspec.json.decode(place.read_bytes(), type=Quantified)
+            if _still_true(kept, weights, limits, clock):
+                return kept
     measured = measure(weights, limits, clock)
     if place is not None:
         with contextlib.suppress(OSError, FabrictoolError):
@@ -59,26 +64,39 @@ def quantified(path: Path, weights: Weights, limits: EngineLimits, clock: Clock,
 def measure(weights: Weights, limits: EngineLimits, clock: Clock) -> Quantified:
     """Load the model, and time prompts and batches of all sizes."""
     began = clock.monotonic()
-    # Samples are at powers of two: the last one may be nearly twice as long as what is asked for.
-    blocks = limits.max_seqs * 2 * (-(-2 * limits.context // limits.block_size) + 1)
-    model = ResidentModel(weights, blocks, limits.block_size)
+    samples = _Samples(weights, limits, clock)
     load_s = clock.monotonic() - began
+    table = IterationTable.sampled(samples.prefill, samples.decode, limits.context, limits.max_seqs)
+    return Quantified(table, load_s)
 
-    def prefill(tokens: float) -> float:
-        def compute() -> None:
-            model.step([(0, [0] * int(tokens), 0)])
-            model.forget(0)
 
-        return _least(compute, clock)
+class _Samples:
+    """Iterations over the one block table that there is room for: their results are of no use, their times are."""
 
-    def decode(batch: float, length: float) -> float:
-        rows = [(request, [0], int(length) - 1) for request in range(int(batch))]
-        seconds = _least(lambda: model.step(rows), clock)
-        for request in range(int(batch)):
-            model.forget(request)
-        return seconds
+    def __init__(self, weights: Weights, limits: EngineLimits, clock: Clock) -> None:
+        self._clock = clock
+        self._model = Transformer(in_memory(weights))
+        # Samples are at powers of two: the last one may be nearly twice as long as what is asked for.
+        self._table = range(2 * max(limits.context, SHORTEST) // limits.block_size + 1)
+        self._pool = KvPool(weights.config, len(self._table), limits.block_size)
 
-    return Quantified(IterationTable.sampled(prefill, decode, limits.context, limits.max_seqs), load_s)
+    def prefill(self, tokens: float) -> float:
+        rows = SequenceRows([0] * int(tokens), 0, self._table, True)
+        return _least(lambda: self._model.step([rows], self._pool), self._clock)
+
+    def decode(self, batch: float, length: float) -> float:
+        rows = [SequenceRows([0], int(length) - 1, self._table, True)] * int(batch)
+        return _least(lambda: self._model.step(rows, self._pool), self._clock)
+
+
+def _still_true(kept: Quantified, weights: Weights, limits: EngineLimits, clock: Clock) -> bool:
+    """Whether a few samples say about the same: the kept ones may be of a time when the machine was busy."""
+    samples = _Samples(weights, limits, clock)
+    pairs = (
+        (samples.prefill(SHORTEST), kept.iterations.prefill_s(SHORTEST)),
+        (samples.decode(1, SHORTEST), kept.iterations.decode_s(1, SHORTEST)),
+    )
+    return all(before / _ABOUT <= now <= _ABOUT * before for now, before in pairs)
 
 
 def _least(compute: Callable[[], object], clock: Clock) -> float:

@@ -29,14 +29,19 @@ class CacheMove(NamedTuple):
         self.after.take_over(self.before, self.blocks)
 
 
+def in_memory(weights: Weights) -> Weights:
+    """A copy of them: what is loaded and unloaded."""
+    flat = np.array(weights.flat)
+    flat.flags.writeable = False
+    return weights._replace(flat=flat, shared=False)
+
+
 class ResidentModel:
     """Weights in memory of their own, unlike the mapped file that they come from, and the blocks of its requests."""
 
     def __init__(self, weights: Weights, blocks: int, block_size: int) -> None:
-        flat = np.array(weights.flat)  # a copy: what is loaded and unloaded is this
-        flat.flags.writeable = False
         self._config = weights.config
-        self._transformer = Transformer(weights._replace(flat=flat, shared=False))
+        self._transformer = Transformer(in_memory(weights))
         self._block_size = block_size
         self._pool = KvPool(weights.config, blocks, block_size)
         self._allocator = BlockAllocator(blocks)

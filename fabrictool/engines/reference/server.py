@@ -107,7 +107,7 @@ class EngineServer:
         except msgspec.DecodeError as error:
             raise ApiError(400, f'the body is not {{"merged": true, false or null}}: {error}') from error
         if not engine.merge(wanted.merged):
-            raise ApiError(404, "this engine has one replica: start it with --replicas", code="one_replica")
+            raise ApiError(404, "nothing here merges: one model is served with --replicas for that", code="one_replica")
         return web.json_response(engine.state(), dumps=_dumps)
 
     async def _models(self, _: web.Request) -> web.Response:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import math
 import queue
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,7 +19,7 @@ from fabrictool.engines.reference.answers import LatencyTargets
 from fabrictool.engines.reference.kv import block_bytes
 from fabrictool.engines.reference.resident import CacheMove, ResidentModel
 from fabrictool.engines.reference.stats import Stats
-from fabrictool.sharing.core import BeginChange, NodeSharing, Vacated
+from fabrictool.sharing.core import BeginChange, Dropped, NodeSharing, Vacated
 from fabrictool.sharing.ledger import MemoryLedger
 from fabrictool.sharing.placement import MemoryTimes, SharingOptions
 from fabrictool.sharing.quantified import RefinedTable
@@ -50,14 +50,22 @@ _log = logging.getLogger("fabrictool.engine")
 KIND = "cpu"
 """Of the one node that there is."""
 KEEP_ALIVE_S = 60.0
-TPOT_S = 0.25
-"""The paper's (section 8.1)."""
+TTFT_S, TPOT_S = 2.0, 0.25
+"""The paper's (section 8.1); longer for prompts of more than `TTFT_TOKENS` a second."""
+TTFT_TOKENS = 512
 ASSUMED_ANSWER = 64.0
 """Tokens of a mean answer before any was given."""
 _WAKE = -1
 """In the inbox: a change of memory is done."""
 _GRACE_S = 1e-3
 """After a time is over, so that it is."""
+_LOOK_S = 0.5
+"""Between two looks for a place while requests have none and nothing else happens."""
+_LOOK_AGAIN_S = 3600.0
+_GIVEN_UP_S = 60.0
+"""A request that had begun and found no place again is given up when its next token is late by so much."""
+LEARNED = 0.3
+"""Weight of the newest load in what loading is thought to take."""
 
 
 class SharingModel(NamedTuple):
@@ -125,8 +133,9 @@ class _Done(NamedTuple):
     began: float
     move: CacheMove | None
     """Of a cache that changes its size."""
-    outcome: Future[ResidentModel | None]
-    """A model that was loaded."""
+    loaded: ResidentModel | None
+    error: BaseException | None
+    """Why it could not be done."""
 
 
 class SharingEngine(ComputeThread):
@@ -152,12 +161,15 @@ class SharingEngine(ComputeThread):
         self.services = {model.name: SharedService(self, model) for model in models}
         self._ttft_s, self._tpot_s = ttft_s, tpot_s
         self._node = SharedNode(0, KIND, MemoryLedger(memory))
-        options = SharingOptions(keep_alive_s=keep_alive_s, idle_yield=True, times=measured_times(models))
+        times = measured_times(models)
+        self._load_rates = dict(times.load_rate)
+        times = replace(times, load_rate=self._load_rates)
+        options = SharingOptions(keep_alive_s=keep_alive_s, idle_yield=True, times=times)
         self.core = NodeSharing([self._node], [model.shared() for model in models], options, turns)
         self._open: dict[int, _Open] = {}
         self._resident: dict[int, ResidentModel] = {}
         self._changes: queue.SimpleQueue[_Done] = queue.SimpleQueue()
-        self._memory = ThreadPoolExecutor(2, thread_name_prefix="memory")
+        self._spawn: Callable[[Callable[[], None]], None] = _in_thread
         self._idle = True
         self._in_time = self._late = self._dropped = 0
         self._seconds: dict[str, float] = {}
@@ -171,7 +183,6 @@ class SharingEngine(ComputeThread):
         self._tell(0, None)
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
-        self._memory.shutdown(cancel_futures=True)
 
     def submit(
         self, service: SharedService, request: GenerationRequest, emit: Callable[[GenerationEvent], None]
@@ -236,16 +247,28 @@ class SharingEngine(ComputeThread):
             for replica in self._node.replicas.values()
             if replica.idle_since is not None and not replica.leaving
         ]
-        return max(0.0, min(first) - self._clock.monotonic()) + _GRACE_S if first else None
+        now = self._clock.monotonic()
+        first += [now + _LOOK_S] * bool(self.core.queue)  # what was learned of times may have been forgotten
+        return min(_LOOK_AGAIN_S, max(0.0, min(first) - now) + _GRACE_S) if first else None
 
     def _compute(self) -> None:
-        self._apply(self.core.expire(self._clock.monotonic()))
+        now = self._clock.monotonic()
+        for model in self.core.models.values():
+            for times in model.tables.values():
+                if isinstance(times, RefinedTable):
+                    times.rest(now)
+        self._give_up_late(now)
+        self._apply(self.core.expire(now))
         turn, effects = self.core.next_iteration(self._node, self._clock.monotonic())
         self._apply(effects)
         self._idle = turn is None
         if turn is not None:
             self._carry_out(turn)
         self._measure()
+
+    def _give_up_late(self, now: float) -> None:
+        for request in [r for r in self.core.queue if r.emitted and now > r.deadline + _GIVEN_UP_S]:
+            self._apply([*self.core.give_up(request, now), Dropped(request)])
 
     def _arrive(self, number: int, answer: OpenAnswer) -> None:
         service = answer.model
@@ -254,7 +277,7 @@ class SharingEngine(ComputeThread):
         prompt = answer.request.prompt
         targets = answer.request.targets
         if targets is None:
-            targets = LatencyTargets(self._ttft_s or max(2.0, len(prompt) / 512), self._tpot_s)
+            targets = LatencyTargets(self._ttft_s or max(TTFT_S, len(prompt) / TTFT_TOKENS), self._tpot_s)
         request = SharedRequest(number, service.model.name, len(prompt), answer.arrived, *targets)
         self._answers.add(number, answer)
         self._open[number] = _Open(service, request, list(prompt))
@@ -272,10 +295,10 @@ class SharingEngine(ComputeThread):
         now = self._clock.monotonic()
         if isinstance(times, RefinedTable):
             if turn.prompt:
-                times.learn_prefill(turn.prompt.context, now - began)
+                times.learn_prefill(turn.prompt.context, now - began, now)
             else:
                 contexts = sum(request.context for request in requests)
-                times.learn_decode(len(requests), contexts / len(requests), now - began)
+                times.learn_decode(len(requests), contexts / len(requests), now - began, now)
         events = []
         for request, row in zip(requests, logits, strict=True):
             open_request = self._open[request.id]
@@ -287,7 +310,6 @@ class SharingEngine(ComputeThread):
             if open_request.over:
                 resident.forget(request.id)
             events.append((request.id, event))
-            open_request.service.stats.steps += 1
         _, effects = self.core.ended(turn, now, lambda request: self._open[request.id].over)
         self._apply(effects)
         for number, event in events:
@@ -327,25 +349,35 @@ class SharingEngine(ComputeThread):
         else:
             move = self._resident[replica.id].move(blocks)
             work = move.copy
-        outcome = self._memory.submit(work)
-        done = _Done(effect, self._clock.monotonic(), move, outcome)
+        began = self._clock.monotonic()
 
-        def report(_: object) -> None:
-            self._changes.put(done)
+        def carry_out() -> None:
+            loaded, problem = None, None
+            try:
+                loaded = work()
+            except BaseException as error:  # noqa: BLE001 - the compute thread stops for it
+                problem = error
+            self._changes.put(_Done(effect, began, move, loaded, problem))
             self._tell(_WAKE, None)
 
-        outcome.add_done_callback(report)
+        self._spawn(carry_out)
 
     def _changed(self, done: _Done) -> None:
         effect, now = done.effect, self._clock.monotonic()
-        loaded = done.outcome.result()  # raises what its thread raised: then the engine stops
-        if loaded is not None:
-            self._resident[effect.replica.id] = loaded
-            self._seconds["load"] = now - done.began
+        if done.error is not None:
+            raise done.error
+        if done.loaded is not None:
+            self._resident[effect.replica.id] = done.loaded
+            self._learn_load(effect, now - done.began)
         elif done.move is not None:
             self._resident[effect.replica.id].moved(done.move)
             self._seconds["resize"] = now - done.began
         self._apply(self.core.changed(self._node, effect.replica, now))
+
+    def _learn_load(self, effect: BeginChange, seconds: float) -> None:
+        self._seconds["load"] = seconds
+        rate = effect.replica.model.weights / max(1e-9, seconds)
+        self._load_rates[KIND] += LEARNED * (rate - self._load_rates[KIND])
 
     def _end(self, number: int, event: GenerationEvent, finish: FinishReason) -> None:
         answer = self._answers.close(number, finish)
@@ -361,6 +393,11 @@ class SharingEngine(ComputeThread):
             service.stats.running = len(replica.running) if replica else 0
             service.stats.waiting = queued + (len(replica.waiting) if replica else 0)
             service.stats.kv_use = 1.0 - resident.free / resident.blocks if resident and resident.blocks else 0.0
+
+
+def _in_thread(work: Callable[[], None]) -> None:
+    """In one that nobody waits for: TERM ends a load at once."""
+    threading.Thread(target=work, name="memory", daemon=True).start()
 
 
 def measured_times(models: Sequence[SharingModel]) -> MemoryTimes:

@@ -43,7 +43,6 @@ class Stats:
         self.running = 0
         self.waiting = 0
         self.kv_use = 0.0
-        self.steps = 0
         self.prompt_tokens = 0
         self.generated_tokens = 0
         self.preemptions = 0
