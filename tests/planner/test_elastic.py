@@ -283,7 +283,7 @@ def test_blueprints_without_it_have_the_digest_that_they_had(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"dp": 3}, "wants engines that merge: of"),
+        ({"dp": 3}, "does not merge 3 engines"),
         ({"dp": 4}, "4 engines of 1 devices do not stand on one node"),
         ({"dp": 2, "phase": "prefill"}, "do all of serving"),
         ({"dp": 2, "device": "cpu"}, ""),
