@@ -13,6 +13,7 @@ from fabrictool.base.errors import InvalidInputError
 from fabrictool.domain.blueprint import ROUTING_POLICIES
 from fabrictool.routing.candidates import TrustPolicy, select
 from fabrictool.routing.policies import routing_policy
+from fabrictool.routing.protocol import RequestOutcome, Unnamed
 
 
 @dataclass(eq=False)
@@ -57,13 +58,27 @@ def test_refusals_name_the_true_reason():
     assert select([ready], model="m", trust=OPEN, exclude=[ready]).refusal == "not-ready"
 
 
-@pytest.mark.parametrize("name", ROUTING_POLICIES)
-def test_every_policy_uses_every_idle_replica(name):
+@pytest.mark.parametrize("name", [name for name in ROUTING_POLICIES if name != "slo-packing"])
+def test_every_policy_but_packing_uses_every_idle_replica(name):
     replicas = [FakeReplica() for _ in range(4)]
     chosen = routing_policy(name, random.Random(7))
     counts = Counter(id(chosen.pick(replicas)) for _ in range(400))
     assert len(counts) == 4
     assert min(counts.values()) > 60
+
+
+def test_packing_goes_on_with_who_served_last_however_long_ago():
+    """Or where little is asked each would be tried in turn, and none would ever be idle."""
+    replicas, policy = [FakeReplica() for _ in range(4)], routing_policy("slo-packing", random.Random(7))
+    chosen, now = Counter(), 0.0
+    for number in range(100):
+        now += 70.0
+        request = Unnamed(number, "m", 100)
+        replica = policy.pick(replicas, request, now)
+        policy.on_request_start(replica, request, now)
+        policy.on_request_end(replica, request, RequestOutcome(True, 0.1, 0.01, 100, 20))
+        chosen[id(replica)] += 1
+    assert len(chosen) == 1
 
 
 def test_least_loaded_weighs_load_by_weight():
