@@ -69,12 +69,13 @@ class SwitchingWorker(CPUWorker):
             parallel_state._TP = group  # noqa: SLF001
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
-        """Load the whole model, then this worker's part, which gives way to views of the whole."""
+        """Load the whole model and this worker's part of it, and keep the weights of both once."""
         with unpacked():
             with self._as_replica():
                 self.replica_runner.load_model(load_dummy_weights)
             super().load_model(load_dummy_weights=load_dummy_weights)
-        self.shared = share(self.replica_runner.model, self.model_runner.model, self.rank)
+        degree = self.parallel_config.tensor_parallel_size
+        self.shared = share(self.replica_runner.model, self.model_runner.model, self.rank, degree)
 
     def set_kv_cache_layout(self, kv_cache_layout: str) -> None:
         """Set it in both runners' configurations."""
