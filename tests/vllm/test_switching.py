@@ -39,6 +39,7 @@ MODELS = {"tiny": 240, "smollm2": 40}
 
 LONG, LONG_ANSWER = [40, 50, 60, 70] * 110, 300
 """Tokens, more than one worker alone can hold."""
+LONG_ONES = 2
 ROUNDS = 4
 DRAWN = {"temperature": 0.9, "seed": 17}
 
@@ -192,35 +193,37 @@ def test_a_seeded_draw_goes_on_after_a_switch(server, model):
 def test_requests_are_finished_first_if_asked(server, model):
     server.to("merged")
     with ThreadPoolExecutor(1) as pool:
-        text = pool.submit(server.ask, *model.questions[0])
-        state = server.to("merged")
-        while not (sum(state["running"]["merged"]) or text.done()):
-            state = server.to("merged")
+        texts = pool.submit(server.ask_all, model.questions)
+        while not sum(server.to("merged")["running"]["merged"]):
+            assert not texts.done()
         state = server.to("split", "finish")
-        assert (state["mode"], state["next"], state["moved"]) == ("merged", "split", 0)
-        assert server.ask(*model.questions[1]) == model.answers[1]  # when the other one is done
-        assert text.result() == model.answers[0]
+        assert (state["mode"], state["next"]) == ("merged", "split")
+        assert sum(state["running"]["merged"])
+        assert server.ask(*model.questions[1]) == model.answers[1]  # when those have been finished
+        assert texts.result() == model.answers
     assert server.to("split")["mode"] == "split"
 
 
 def test_a_request_that_no_worker_alone_can_hold_has_them_merge(server, model):
     server.to("split")
     with ThreadPoolExecutor(1) as pool:
-        text = pool.submit(server.ask, LONG, LONG_ANSWER)
+        texts = pool.submit(server.ask_all, [(LONG, LONG_ANSWER)] * LONG_ONES)
         while not sum(server.to("merged")["running"]["merged"]):
-            assert not text.done()
+            assert not texts.done()
         body = {"method": "set_mode", "args": ["split"]}
-        refused = server.post("/collective_rpc", body)
-        assert refused.status_code == 500
-        assert text.result() == model.long
-
-
-def test_a_request_that_was_given_up_leaves_nothing(server):
+        assert server.post("/collective_rpc", body).status_code == 500
+        assert texts.result() == [model.long] * LONG_ONES
     server.to("split")
-    with pytest.raises(httpx.TimeoutException):
-        body = {"model": "m", "prompt": "a river", "max_tokens": 300, "ignore_eos": True}
-        server.post("/v1/completions", body, timeout=0.5)
+
+
+def test_a_request_that_was_given_up_is_not_finished(server):
+    server.to("split")
+    _, before = server.counters()
+    body = {"model": "m", "prompt": "a river", "max_tokens": 300, "ignore_eos": True, "stream": True}
+    with server.client.stream("POST", "/v1/completions", json=body) as answer:
+        next(answer.iter_lines())
     deadline = time.monotonic() + 60
-    while any(server.to("split")["running"]["split"]):
+    while sum(server.to("split")["running"]["split"]):
         assert time.monotonic() < deadline
-        time.sleep(0.1)
+        time.sleep(0.05)
+    assert server.counters()[1] - before < 300
