@@ -216,6 +216,14 @@ def test_a_request_that_no_worker_alone_can_hold_has_them_merge(server, model):
     server.to("split")
 
 
+@pytest.mark.parametrize("mode", ["merged", "split"])
+def test_a_grammar_holds_in_both_modes(server, mode):
+    """Of a step of its own, a worker has the grammars with it."""
+    server.to(mode)
+    choices = ["silver", "copper"]
+    assert server.ask("Of gold and", 12, structured_outputs={"choice": choices}, ignore_eos=False) in choices
+
+
 def test_a_request_that_was_given_up_is_not_finished(server):
     server.to("split")
     _, before = server.counters()
