@@ -17,19 +17,26 @@ _SPECIAL = (3, 4)
 """Control and user-defined, of GGUF's kinds of tokens."""
 
 
-def write_smollm2(source, folder):
-    """All of it, weights in float32; `source` is the GGUF file."""
+def write_smollm2(source, folder, kv_heads=None):
+    """All of it, weights in float32; `source` is the GGUF file.
+
+    With as many `kv_heads` as are asked for: further ones, and the heads that go with them, are zero and add nothing.
+    """
     reader = gguf.GGUFReader(source)
     about = {key: field.contents() for key, field in reader.fields.items()}
+    head = about["llama.embedding_length"] // about["llama.attention.head_count"]
+    queries = about["llama.attention.head_count"] // about["llama.attention.head_count_kv"]
+    kv_heads = kv_heads or about["llama.attention.head_count_kv"]
+    rows = {"attn_q": kv_heads * queries * head, "attn_k": kv_heads * head, "attn_v": kv_heads * head}
     folder.mkdir(parents=True)
-    _write_weights(reader, about, folder / "model.safetensors")
+    _write_weights(reader, head, rows, folder / "model.safetensors")
     _write_tokenizer(about, folder)
     end, begin = about["tokenizer.ggml.eos_token_id"], about["tokenizer.ggml.bos_token_id"]
     config = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
         "hidden_size": about["llama.embedding_length"], "intermediate_size": about["llama.feed_forward_length"],
-        "num_hidden_layers": about["llama.block_count"], "num_attention_heads": about["llama.attention.head_count"],
-        "num_key_value_heads": about["llama.attention.head_count_kv"],
+        "num_hidden_layers": about["llama.block_count"], "num_attention_heads": kv_heads * queries,
+        "num_key_value_heads": kv_heads, "head_dim": head,
         "rms_norm_eps": about["llama.attention.layer_norm_rms_epsilon"], "rope_theta": about["llama.rope.freq_base"],
         "vocab_size": len(about["tokenizer.ggml.tokens"]), "max_position_embeddings": about["llama.context_length"],
         "tie_word_embeddings": True, "torch_dtype": "float32", "bos_token_id": begin, "eos_token_id": end,
@@ -37,9 +44,8 @@ def write_smollm2(source, folder):
     (folder / "config.json").write_text(json.dumps(config, default=float))
 
 
-def _write_weights(reader, about, path):
+def _write_weights(reader, head, rows, path):
     """In the safetensors format: the length of a JSON table, the table, and what it points to."""
-    head = about["llama.embedding_length"] // about["llama.attention.head_count"]
     tensors = {}
     for tensor in reader.tensors:
         data = np.ascontiguousarray(gguf.quants.dequantize(tensor.data, tensor.tensor_type), dtype="<f4")
@@ -52,6 +58,10 @@ def _write_weights(reader, about, path):
                 "attn_k",
             ):  # llama.cpp has the pairs of a rotation beside each other, others in halves
                 data = data.reshape(-1, head // 2, 2, data.shape[-1]).swapaxes(1, 2).reshape(data.shape)
+            if part in rows:
+                data = np.pad(data, ((0, rows[part] - len(data)), (0, 0)))
+            elif part == "attn_output":
+                data = np.pad(data, ((0, 0), (0, rows["attn_q"] - data.shape[1])))
             tensors[f"model.layers.{layer}.{_PARTS[part]}.weight"] = np.ascontiguousarray(data)
     table, end = {}, 0
     for name, data in tensors.items():
