@@ -48,6 +48,7 @@ _DRAIN_SECONDS = 5.0
 _KV_MEMORY = 256 << 20
 """Bytes of the pool when nothing is said: about 5800 tokens of SmolLM2-135M."""
 _TOKEN_BUDGET = 256
+_SLOW = "what finds it out of memory is refused; give a longer --ttft, or more --memory and a longer --keep-alive"
 _CONTEXT = 8192
 """Tokens, the most that is chosen when nothing is said."""
 THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -218,13 +219,7 @@ def _weights(path: Path, cache: Path | None, progress: Progress, degree: int = 1
 def _several(
     arguments: argparse.Namespace, cache: Path | None, progress: Progress, on_failure: Callable[[str], None]
 ) -> tuple[ComputeThread, Mapping[str, AnsweredModel]]:
-    """Models that share this node's memory and its time.
-
-    Raises
-    ------
-    InvalidInputError
-        FT7026 the memory is too short for one of them.
-    """
+    """Models that share this node's memory and its time."""
     from fabrictool.engines.reference.quantify import quantified  # noqa: PLC0415 - threads and tables of their own
     from fabrictool.engines.reference.sharing_engine import (  # noqa: PLC0415
         KEEP_ALIVE_S,
@@ -242,33 +237,16 @@ def _several(
 
     loaded = [_weights(path, cache, spread(number)) for number, (path, _) in enumerate(files)]
     sizes = [limits(weights.config, arguments) for weights in loaded]
-    least = [weights.flat.nbytes + _longest_cache(weights, size) for weights, size in zip(loaded, sizes, strict=True)]
-    memory = arguments.memory or sum(
-        weights.flat.nbytes + max(_KV_MEMORY, int(2 * _longest_cache(weights, size)))
-        for weights, size in zip(loaded, sizes, strict=True)
-    )
-    for (_, name), octets, size in zip(files, least, sizes, strict=True):
-        if octets > memory:
-            raise InvalidInputError.of(
-                "FT7026",
-                f"{name} needs {octets / (1 << 20):.0f}MiB for its weights and one request of {size.context} tokens,"
-                f" and there are {memory / (1 << 20):.0f}MiB",
-                hint=f"give at least --memory {math.ceil(octets / (1 << 20))}MiB, or lower --context",
-            )
+    memory = _memory_of_all(arguments, loaded, sizes)
     models = []
     for (path, name), weights, size in zip(files, loaded, sizes, strict=True):
         sys.stderr.write(f"measuring iterations of {name}\n")
         table = quantified(path, weights, size, clock, cache)
         models.append(SharingModel(name, weights, Tokenizer(weights.metadata), size, table))
-        first = table.load_s + table.iterations.prefill_s(0)
-        wanted = arguments.ttft or TTFT_S
+        first, wanted = table.load_s + table.iterations.prefill_s(0), arguments.ttft or TTFT_S
         if first > wanted:
             _log.warning(
-                "%s takes %.1f s to load, more than a first token may take (%.1f s): requests that find it out of"
-                " memory are refused; give a longer --ttft, or more --memory and a longer --keep-alive",
-                name,
-                first,
-                wanted,
+                "%s takes %.1f s to load and begin, and a first token may take %.1f s: %s", name, first, wanted, _SLOW
             )
     engine = SharingEngine(
         models,
@@ -280,6 +258,29 @@ def _several(
         tpot_s=arguments.tpot or TPOT_S,
     )
     return engine, engine.services
+
+
+def _memory_of_all(arguments: argparse.Namespace, loaded: list[Weights], sizes: list[EngineLimits]) -> int:
+    """Octets, as it was said, or so many that nobody has to leave.
+
+    Raises
+    ------
+    InvalidInputError
+        FT7026 the memory is too short for one of them.
+    """
+    caches = [_longest_cache(weights, size) for weights, size in zip(loaded, sizes, strict=True)]
+    octets = [weights.flat.nbytes for weights in loaded]
+    memory: int = arguments.memory or sum(octets) + sum(max(_KV_MEMORY, 2 * cache) for cache in caches)
+    for name, weights, cache, size in zip(arguments.served_name, octets, caches, sizes, strict=True):
+        least = weights + cache
+        if least > memory:
+            raise InvalidInputError.of(
+                "FT7026",
+                f"{name} needs {least / (1 << 20):.0f}MiB for its weights and one request of {size.context} tokens,"
+                f" and there are {memory / (1 << 20):.0f}MiB",
+                hint=f"give at least --memory {math.ceil(least / (1 << 20))}MiB, or lower --context",
+            )
+    return memory
 
 
 def _longest_cache(weights: Weights, sizes: EngineLimits) -> int:
