@@ -103,6 +103,10 @@ class _Learned:
     def known(self, now: float) -> bool:
         return min(self.prefill.count, self.decode.count) >= KNOWN and now - self.heard_at < STALE_S
 
+    def foreign(self, candidate: Candidate) -> int:
+        """Requests in it of which only the number is known."""
+        return max(0, int(candidate.load) - len(self.open))
+
     def headroom(self, tokens: int, target: StreamTarget, foreign: int, now: float) -> float:
         """Seconds: the smallest slack of any token of the next steps if a prompt of `tokens` comes; `foreign` more
         requests are in it of which only that is known.
@@ -175,8 +179,8 @@ class HeadroomPolicy:
         learned = self._learned.get(candidate)
         if learned is None or not learned.known(now):
             return None
-        foreign = max(0, int(candidate.load) - len(learned.open))
-        return learned.headroom(request.prompt_tokens, self._targets.get(request.model, _DEFAULT), foreign, now)
+        target = self._targets.get(request.model, _DEFAULT)
+        return learned.headroom(request.prompt_tokens, target, learned.foreign(candidate), now)
 
     def on_request_start(self, candidate: Candidate, request: RoutedRequest, now: float) -> None:
         learned = self._learned.pop(candidate, None) or _Learned()
@@ -247,8 +251,7 @@ class PackingPolicy(HeadroomPolicy):
 
     def _keeps_pace(self, candidate: Candidate, request: RoutedRequest) -> bool:
         learned = self._learned[candidate]
-        foreign = max(0, int(candidate.load) - len(learned.open))
-        return learned.keeps_pace(self._targets.get(request.model, _DEFAULT), foreign)
+        return learned.keeps_pace(self._targets.get(request.model, _DEFAULT), learned.foreign(candidate))
 
 
 def _is_processor(candidate: Candidate) -> bool:

@@ -60,7 +60,8 @@ class SharingState(msgspec.Struct, frozen=True, kw_only=True, tag="sharing", tag
     budget: int
     """Octets, as decided."""
     tracked: int
-    """Octets that may be in use while sizes change; never above the capacity."""
+    """Octets, of each replica the larger of its old and new size while that changes; never above the capacity. A cache
+    that is copied into one of another size is there in both meanwhile."""
     models: tuple[str, ...] = ()
     """That may be asked for, in memory or not."""
     replicas: tuple[SharingReplica, ...] = ()

@@ -64,7 +64,7 @@ def quantified(path: Path, weights: Weights, limits: EngineLimits, clock: Clock,
 def measure(weights: Weights, limits: EngineLimits, clock: Clock) -> Quantified:
     """Load the model, and time prompts and batches of all sizes."""
     began = clock.monotonic()
-    samples = _Samples(weights, limits, clock)
+    samples = _Samples(in_memory(weights), limits, clock)
     load_s = clock.monotonic() - began
     table = IterationTable.sampled(samples.prefill, samples.decode, limits.context, limits.max_seqs)
     return Quantified(table, load_s)
@@ -75,7 +75,7 @@ class _Samples:
 
     def __init__(self, weights: Weights, limits: EngineLimits, clock: Clock) -> None:
         self._clock = clock
-        self._model = Transformer(in_memory(weights))
+        self._model = Transformer(weights)
         # Samples are at powers of two: the last one may be nearly twice as long as what is asked for.
         self._table = range(2 * max(limits.context, SHORTEST) // limits.block_size + 1)
         self._pool = KvPool(weights.config, len(self._table), limits.block_size)

@@ -61,7 +61,8 @@ _GRACE_S = 1e-3
 """After a time is over, so that it is."""
 _LOOK_S = 0.5
 """Between two looks for a place while requests have none and nothing else happens."""
-_LOOK_AGAIN_S = 3600.0
+_LONGEST_WAIT_S = 3600.0
+"""For a message: whoever waits for a day looks once an hour, since longer times may be more than a lock can be told."""
 _GIVEN_UP_S = 60.0
 """A request that had begun and found no place again is given up when its next token is late by so much."""
 LEARNED = 0.3
@@ -82,14 +83,14 @@ class SharingModel(NamedTuple):
         """That one block of its cache takes."""
         return block_bytes(self.weights.config, self.limits.block_size)
 
-    def shared(self) -> SharedModel:
+    def shared(self, times: RefinedTable) -> SharedModel:
         """As the scheduler sees it."""
         return SharedModel(
             self.name,
             self.weights.flat.nbytes,
             self.block_octets // self.limits.block_size,
             self.limits.context,
-            {KIND: RefinedTable(self.quantified.iterations)},
+            {KIND: times},
             min(ASSUMED_ANSWER, self.limits.context / 2),
             block=self.limits.block_size,
         )
@@ -165,7 +166,9 @@ class SharingEngine(ComputeThread):
         self._load_rates = dict(times.load_rate)
         times = replace(times, load_rate=self._load_rates)
         options = SharingOptions(keep_alive_s=keep_alive_s, idle_yield=True, times=times)
-        self.core = NodeSharing([self._node], [model.shared() for model in models], options, turns)
+        self._tables = {model.name: RefinedTable(model.quantified.iterations) for model in models}
+        shared = [model.shared(self._tables[model.name]) for model in models]
+        self.core = NodeSharing([self._node], shared, options, turns)
         self._open: dict[int, _Open] = {}
         self._resident: dict[int, ResidentModel] = {}
         self._changes: queue.SimpleQueue[_Done] = queue.SimpleQueue()
@@ -249,14 +252,12 @@ class SharingEngine(ComputeThread):
         ]
         now = self._clock.monotonic()
         first += [now + _LOOK_S] * bool(self.core.queue)  # what was learned of times may have been forgotten
-        return min(_LOOK_AGAIN_S, max(0.0, min(first) - now) + _GRACE_S) if first else None
+        return min(_LONGEST_WAIT_S, max(0.0, min(first) - now) + _GRACE_S) if first else None
 
     def _compute(self) -> None:
         now = self._clock.monotonic()
-        for model in self.core.models.values():
-            for times in model.tables.values():
-                if isinstance(times, RefinedTable):
-                    times.rest(now)
+        for table in self._tables.values():
+            table.rest(now)
         self._give_up_late(now)
         self._apply(self.core.expire(now))
         turn, effects = self.core.next_iteration(self._node, self._clock.monotonic())
@@ -285,7 +286,7 @@ class SharingEngine(ComputeThread):
 
     def _carry_out(self, turn: Iteration) -> None:
         replica, began = turn.replica, self._clock.monotonic()
-        resident, times = self._resident[replica.id], replica.table
+        resident, table = self._resident[replica.id], self._tables[replica.model.name]
         requests = [turn.prompt] if turn.prompt else list(replica.running)
         rows = []
         for request in requests:
@@ -293,12 +294,11 @@ class SharingEngine(ComputeThread):
             rows.append((request.id, tokens, 0) if turn.prompt else (request.id, tokens[-1:], len(tokens) - 1))
         logits = resident.step(rows)
         now = self._clock.monotonic()
-        if isinstance(times, RefinedTable):
-            if turn.prompt:
-                times.learn_prefill(turn.prompt.context, now - began, now)
-            else:
-                contexts = sum(request.context for request in requests)
-                times.learn_decode(len(requests), contexts / len(requests), now - began, now)
+        if turn.prompt:
+            table.learn_prefill(turn.prompt.context, now - began, now)
+        else:
+            contexts = sum(request.context for request in requests)
+            table.learn_decode(len(requests), contexts / len(requests), now - began, now)
         events = []
         for request, row in zip(requests, logits, strict=True):
             open_request = self._open[request.id]
