@@ -65,7 +65,7 @@ def service_body(
         max_num_seqs=spec.max_num_seqs * spec.dp,
         phase=spec.phase,
         pairing="relayed" if spec.phase == "unified" else adapter(spec.engine).capabilities.pairing,
-        adapters=tuple(spec.served_adapters),
+        adapters=spec.served_names[1:],
     )
 
 

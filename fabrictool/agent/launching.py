@@ -40,6 +40,7 @@ def launch_of(
     command: tuple[str, ...] = (),
 ) -> EngineLaunch:
     """The engine process of a replica, or its part on one of several nodes."""
+    shared = None if isinstance(spec.shared, msgspec.UnsetType) else spec.shared
     return EngineLaunch(
         engine=spec.engine,
         model=model,
@@ -61,6 +62,10 @@ def launch_of(
         compile_dir=str(compiled),
         adapters={name: resolve(its.source) for name, its in spec.served_adapters.items()},
         adapter_rank=max((its.rank for its in spec.served_adapters.values()), default=0),
+        companions={name: resolve(its.source) for name, its in spec.companions.items()},
+        memory=0 if shared is None else shared.memory,
+        ttft_s=None if shared is None else shared.ttft_s,
+        tpot_s=None if shared is None else shared.tpot_s,
         loader="" if spec.loads_by == DEFAULT_LOADER else spec.loads_by,
         options=spec.options,
         node=node,

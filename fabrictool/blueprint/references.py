@@ -17,6 +17,7 @@ from fabrictool.domain.blueprint import ROUTING_POLICIES, staged_name
 
 if TYPE_CHECKING:
     from fabrictool.blueprint.tree import Steps, YamlNode
+    from fabrictool.catalog import ModelArchitecture
     from fabrictool.domain.blueprint import Blueprint, Model
     from fabrictool.domain.inventory import Inventory
 
@@ -78,11 +79,12 @@ class BlueprintCheck(ReferenceCheck):
         """One name is one model."""
         owners = {name: name for name in self._blueprint.models}
         for name, wanted in self._blueprint.models.items():
-            for adapter in wanted.adapters:
-                if adapter in owners:
-                    message = f"`{adapter}` is already the name of {owners[adapter]}"
-                    self.say("FT1250", ("models", name, "adapters", adapter), message, "a name leads to one model")
-                owners.setdefault(adapter, f"adapter of {name}")
+            for key, names in (("adapter", wanted.adapters), ("companion", wanted.companions)):
+                for beside in names:
+                    if beside in owners:
+                        message = f"`{beside}` is already the name of {owners[beside]}"
+                        self.say("FT1250", ("models", name, f"{key}s", beside), message, "a name leads to one model")
+                    owners.setdefault(beside, f"{key} of {name}")
         for name, wanted in self._blueprint.models.items():
             for index, alias in enumerate(wanted.aliases):
                 owner = owners.setdefault(alias, f"alias of {name}")
@@ -111,6 +113,7 @@ class BlueprintCheck(ReferenceCheck):
         for index, group in enumerate(wanted.groups or ()):
             self.refer("FT1208", (*path, "groups", index), group, self._blueprint.trust.groups, "group")
         places = [(*path, "source"), *((*path, "adapters", name, "source") for name in wanted.adapters)]
+        places += [(*path, "companions", name, "source") for name in wanted.companions]
         for place, source in zip(places, wanted.sources, strict=True):
             staged = staged_name(source)
             if staged is not None:
@@ -144,6 +147,7 @@ class BlueprintCheck(ReferenceCheck):
             hint = f"leave `loader` out, or write {', '.join(loaders)}" if loaders else "leave `loader` out"
             self.say("FT1275", (*path, "loader"), f"{wanted.engine} cannot load weights by `{wanted.loader}`", hint)
         self._adapters(path, wanted)
+        self._companions(path, wanted)
         held = engines()[wanted.engine].weight_bytes
         if wanted.variant.precision not in held:
             message = f"{wanted.engine} does not hold weights as {wanted.variant.precision}"
@@ -160,6 +164,33 @@ class BlueprintCheck(ReferenceCheck):
                 hint = "fetch it, and write file:///FOLDER, or stage it and write weights://NAME"
                 self.say("FT1269", (*path, "adapters", name, "source"), "an adapter is a folder on its site", hint)
 
+    def _companions(self, path: Steps, wanted: Model) -> None:
+        if not wanted.companions:
+            return
+        where = (*path, "companions")
+        if not engines()[wanted.engine].shares_memory:
+            able = choices({name for name, engine in startable().items() if engine.shares_memory})
+            hint = f"use {able}, or make each a model of its own"
+            self.say("FT1278", where, f"{wanted.engine} does not serve several models out of one memory", hint)
+        cut = wanted.parallelism
+        if max(cut.tp or 1, cut.pp or 1, cut.dp or 1) > 1:
+            hint = "leave `parallelism` out, or make each a model of its own"
+            self.say("FT1278", where, "several models share one engine on one device", hint)
+        for name, its in wanted.companions.items():
+            if its.demand is not None and wanted.demand is None:
+                message = "it counts in proportion to the model's own demand, and there is none"
+                self.say("FT1278", (*where, name, "demand"), message, "add `demand` to the model")
+            self._companion((*where, name), wanted, wanted.companion(name))
+
+    def _companion(self, path: Steps, wanted: Model, companion: Model) -> None:
+        architecture = self._known(path, companion)
+        context = wanted.variant.context
+        if architecture is not None and context is not None and context > architecture.max_context:
+            message = f"its engine is started with a context of {context}, which exceeds that of {architecture.id}"
+            self.say("FT1224", path, message, f"at most {architecture.max_context} tok in `variant.context`")
+        if architecture is not None:
+            self._lengths(path, companion, architecture)
+
     def _trust(self, path: Steps, wanted: Model) -> None:
         if wanted.trust is None or any(name not in self._inventory.providers for name in wanted.trust):
             return
@@ -175,25 +206,33 @@ class BlueprintCheck(ReferenceCheck):
             self.say("FT1214", (*path, "trust"), message, f"enable {choices(theirs)}", "warning")
 
     def _architecture(self, path: Steps, wanted: Model) -> None:
-        architecture = self._blueprint.architecture(wanted)
-        key = "architecture" if wanted.architecture is not None else "source"
+        architecture = self._known(path, wanted)
         if architecture is None:
-            known = [*catalogued_ids(), *self._blueprint.architectures]
-            if key == "source" and not wanted.source.startswith("hf://"):
-                hint = "add `architecture:` with the model id of the catalogue that these weights are of"
-                self.say("FT1211", path, "the source does not say which model this is", hint)
-            else:
-                message = f"there is no catalogued model `{wanted.architecture_id}`"
-                self.say("FT1207", (*path, key), message, unknown_model_hint(wanted.architecture_id, known))
             return
         context = wanted.variant.context
         if context is not None and context > architecture.max_context:
             message = f"{context} exceeds the context length of {architecture.id}"
             self.say("FT1224", (*path, "variant", "context"), message, f"at most {architecture.max_context} tok")
+        self._lengths(path, wanted, architecture)
+
+    def _known(self, path: Steps, wanted: Model) -> ModelArchitecture | None:
+        """The model's architecture; None after a complaint."""
+        architecture = self._blueprint.architecture(wanted)
+        key = "architecture" if wanted.architecture is not None else "source"
+        if architecture is None and key == "source" and not wanted.source.startswith("hf://"):
+            hint = "add `architecture:` with the model id of the catalogue that these weights are of"
+            self.say("FT1211", path, "the source does not say which model this is", hint)
+        elif architecture is None:
+            message = f"there is no catalogued model `{wanted.architecture_id}`"
+            known = [*catalogued_ids(), *self._blueprint.architectures]
+            self.say("FT1207", (*path, key), message, unknown_model_hint(wanted.architecture_id, known))
+        return architecture
+
+    def _lengths(self, path: Steps, wanted: Model, architecture: ModelArchitecture) -> None:
         demand = wanted.demand
         if demand is None or demand.input is None or demand.output is None:
             return
-        longest = int(context or architecture.max_context)
+        longest = int(wanted.variant.context or architecture.max_context)
         mean = int(demand.input.mean) + int(demand.output.mean)
         if mean > longest:
             message = f"an average request has {mean} tok, but the context holds {longest} tok"

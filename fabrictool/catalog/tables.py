@@ -85,6 +85,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """Whether one replica can compute prompts for another one that answers."""
     serves_adapters: bool = False
     """Whether a replica serves LoRA adapters beside its model, each by a name of its own."""
+    shares_memory: bool = False
+    """Whether a replica serves several models out of one memory."""
     loaders: tuple[str, ...] = ()
     """Ways to read weights that it can be told, beside its own."""
     prefill_first: bool = False

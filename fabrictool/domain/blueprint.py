@@ -251,6 +251,17 @@ class Adapter(Document):
     """Of its matrices, at most; replicas keep room for the largest of their adapters."""
 
 
+class Companion(Document):
+    """Another model that each replica serves out of the same memory, for whoever may ask for its own model."""
+
+    source: Source
+    """Where its weights are, as of any model."""
+    architecture: Text | None = None
+    """As of any model."""
+    demand: Demand | None = None
+    """Expected workload; absent: none that the plan would make room for."""
+
+
 class ModelDefaults(Document):
     """What `defaults` may say for every model; a model's own words win."""
 
@@ -313,6 +324,9 @@ class Model(ModelDefaults):
     """How much all tenants together may ask of it at each gateway."""
     adapters: Annotated[dict[Name, Adapter], Field(max_length=64)] = Field(default_factory=dict)
     """LoRA adapters by the name that clients ask for; who may ask for the model may ask for them."""
+    companions: Annotated[dict[Name, Companion], Field(max_length=64)] = Field(default_factory=dict)
+    """Other models that each replica serves, by the name that clients ask for: the engine gives each turns and memory
+    as its requests need them. `slo`, `variant`, `trust` and `groups` of this model are theirs, too."""
     aliases: tuple[ModelAlias, ...] = ()
     """Other names by which clients may ask for it, such as ``openai/gpt-oss-20b``."""
     groups: tuple[Name, ...] | None = None
@@ -330,8 +344,20 @@ class Model(ModelDefaults):
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Its own, and its adapters'."""
-        return (self.source, *(adapter.source for adapter in self.adapters.values()))
+        """Its own, and those of what stands beside it."""
+        adapters = (adapter.source for adapter in self.adapters.values())
+        return (self.source, *adapters, *(companion.source for companion in self.companions.values()))
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """What each replica answers to, beside the model's own name: adapters and companions."""
+        return (*self.adapters, *self.companions)
+
+    def companion(self, name: str) -> Model:
+        """A companion as a model of its own, run in the same way."""
+        its = self.companions[name]
+        own = {"source": its.source, "architecture": its.architecture, "demand": its.demand}
+        return self.model_copy(update={**own, "adapters": {}, "companions": {}, "aliases": ()})
 
     @property
     def architecture_id(self) -> str:
@@ -651,10 +677,20 @@ class Blueprint(Document):
         own = self.architectures.get(name)
         return catalogued_model(name) or (None if own is None else own.catalogued(name))
 
+    def companions(self, wanted: Model) -> dict[str, ModelArchitecture]:
+        """Architectures of a model's companions, of those that are known."""
+        known = {name: self.architecture(wanted.companion(name)) for name in sorted(wanted.companions)}
+        return {name: architecture for name, architecture in known.items() if architecture is not None}
+
+    @property
+    def adapted(self) -> dict[str, str]:
+        """Adapter → the model that it stands on, whose requests cost as much."""
+        return {adapter: name for name, model in sorted(self.models.items()) for adapter in sorted(model.adapters)}
+
     @property
     def bases(self) -> dict[str, str]:
-        """Adapter → the model that it stands on."""
-        return {adapter: name for name, model in sorted(self.models.items()) for adapter in sorted(model.adapters)}
+        """Adapter or companion → the model whose replicas serve it."""
+        return {beside: name for name, model in sorted(self.models.items()) for beside in sorted(model.beside)}
 
     @property
     def every_gateway(self) -> dict[str, Gateway]:
@@ -670,7 +706,7 @@ class Blueprint(Document):
 
     @property
     def latency_targets(self) -> dict[str, tuple[float | None, float | None]]:
-        """Model or adapter → see `Slo.held_to`; those that have any."""
+        """Model, adapter or companion → see `Slo.held_to`; those that have any."""
         bases = {name: name for name in self.models} | self.bases
         slos = [(name, self.models[base].slo) for name, base in sorted(bases.items())]
         held_to = {name: slo.held_to for name, slo in slos if slo is not None}

@@ -111,6 +111,27 @@ class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Folder of the staged set that it lies in; "": in none."""
 
 
+class CompanionSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Another model that a replica serves out of the same memory."""
+
+    source: str
+    weights: str = ""
+    """Folder of the staged set that it lies in; "": in none."""
+
+
+class MemoryShare(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a replica of several models gives turns and memory by."""
+
+    models: dict[str, CompanionSpec]
+    """Beside its own, by the name that clients ask for."""
+    memory: int
+    """Octets for weights and caches of all."""
+    ttft_s: float | None = None
+    """By which a request's first token is due; None: as the engine thinks fit, and so on."""
+    tpot_s: float | None = None
+    """By which each further token is due after the one before."""
+
+
 class AgentTrust(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whom an agent serves, whichever gateway asks it."""
 
@@ -179,6 +200,8 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="agent", tag_fiel
     """It begins without a model, and serves what it is assigned. Unset: it serves what stands here."""
     adapters: dict[str, AdapterSpec] | msgspec.UnsetType = msgspec.UNSET
     """By the name that clients ask for; not written where there is none."""
+    shared: MemoryShare | msgspec.UnsetType = msgspec.UNSET
+    """With whom its model shares the engine's memory; not written where it has the engine for itself."""
     kv_precision: str | msgspec.UnsetType = msgspec.UNSET
     """Of its key-value cache; unset: the engine's default."""
     weights: str | msgspec.UnsetType = msgspec.UNSET
@@ -228,15 +251,22 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="agent", tag_fiel
         return {} if isinstance(self.adapters, msgspec.UnsetType) else self.adapters
 
     @property
+    def companions(self) -> dict[str, CompanionSpec]:
+        """Other models out of the same memory."""
+        return {} if isinstance(self.shared, msgspec.UnsetType) else self.shared.models
+
+    @property
     def served_names(self) -> tuple[str, ...]:
-        """What clients ask for that it answers: its model, and its adapters."""
-        return (self.model, *self.served_adapters)
+        """What clients ask for that it answers: its model, its adapters and companions."""
+        return (self.model, *self.served_adapters, *self.companions)
 
     @property
     def staged_sets(self) -> tuple[str, ...]:
         """Folders that must be whole before it starts."""
         own = "" if isinstance(self.weights, msgspec.UnsetType) else self.weights
-        return tuple(dict.fromkeys(filter(None, (own, *(its.weights for its in self.served_adapters.values())))))
+        beside = [its.weights for its in self.served_adapters.values()]
+        beside += [its.weights for its in self.companions.values()]
+        return tuple(dict.fromkeys(filter(None, (own, *beside))))
 
     @property
     def assigned(self) -> bool:

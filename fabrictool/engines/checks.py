@@ -110,6 +110,7 @@ def _field_problems(launch: EngineLaunch, can: Capabilities) -> Iterator[Problem
 def _value_problems(launch: EngineLaunch, place: Place) -> Iterator[Problem]:
     # The interpreter would take a model or name that starts with a dash for a flag of its own.
     named = [("adapters", text) for pair in launch.adapters.items() for text in pair]
+    named += [("companions", text) for pair in launch.companions.items() for text in pair]
     named += [("socket", launch.socket)] if launch.socket else []
     for field, text in (("model", launch.model), ("served_name", launch.served_name), *named):
         if not text or text.startswith("-") or not text.isprintable():
@@ -126,6 +127,7 @@ def _value_problems(launch: EngineLaunch, place: Place) -> Iterator[Problem]:
             yield Problem("FT7007", f"{field} is {number}, not from {least} to {most}", place)
 
 
+# Long: a line for each thing that an engine may lack.
 def _capability_problems(launch: EngineLaunch, can: Capabilities, place: Place) -> Iterator[Problem]:
     for wanted, able, text, hint in (
         (launch.pp > 1, can.pipeline_parallel, f"has no pipeline parallelism, but pp is {launch.pp}", "set pp to 1"),
@@ -160,6 +162,12 @@ def _capability_problems(launch: EngineLaunch, can: Capabilities, place: Place) 
             can.serves_adapters,
             "serves no adapters by name",
             "merge each into weights of its own, and serve these as models",
+        ),
+        (
+            bool(launch.companions),
+            can.shares_memory and launch.dp == 1,
+            "does not serve several models out of one memory" + ("" if launch.dp == 1 else " while its engines merge"),
+            "serve each as a model of its own",
         ),
     ):
         if wanted and not able:

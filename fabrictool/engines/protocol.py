@@ -8,6 +8,9 @@ import msgspec
 
 from fabrictool.domain.specs import EngineInstall, HostPort, Pairing
 
+FULL_HEADER = "x-fabric-full"
+"""With a 503: the engine cannot begin this request in time, and another one may; nothing is wrong with it."""
+
 
 class CacheHandover(msgspec.Struct, frozen=True):
     """An engine's part in a prefill/decode pair. Whoever reaches the address can fetch the caches of prompts."""
@@ -75,6 +78,14 @@ class EngineLaunch(msgspec.Struct, frozen=True, kw_only=True):
     """Name in the engine's API → folder of a LoRA adapter that is served beside the model."""
     adapter_rank: int = 0
     """The largest of theirs."""
+    companions: dict[str, str] = {}
+    """Name in the engine's API → path of another model that is served out of the same memory."""
+    memory: int = 0
+    """Octets for weights and caches of all models, where it serves several; 0: room for all of them."""
+    ttft_s: float | None = None
+    """By which a request of several models' has its first token; None: the engine's default, and so on."""
+    tpot_s: float | None = None
+    """By which it has each further token after the one before."""
     loader: str = ""
     """How weights are read; empty: the engine's own way."""
     options: dict[str, str] = {}
@@ -152,6 +163,8 @@ class Capabilities(msgspec.Struct, frozen=True):
     """Ways to read weights that it can be told, beside its own."""
     serves_adapters: bool = False
     """It serves LoRA adapters beside its model, each by a name of its own."""
+    shares_memory: bool = False
+    """It serves several models out of one memory, each with turns and a cache as its requests need them."""
     elastic_state: str = ""
     """Path where one that changes while it answers says how (`fabrictool.status.elastic`)."""
     extra: str = ""

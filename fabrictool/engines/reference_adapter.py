@@ -18,13 +18,16 @@ _FIELDS = {
     "context": "context",
     "host": "host",
     "max-num-seqs": "max_num_seqs",
+    "memory": "memory",
     "model": "model",
     "port": "port",
     "replicas": "dp",
     "socket": "socket",
     "served-name": "served_name",
+    "tpot": "tpot_s",
+    "ttft": "ttft_s",
 }
-_OPTIONS = frozenset({"block-size", "kv-blocks", "kv-memory", "max-waiting", "threads", "token-budget"})
+_OPTIONS = frozenset({"block-size", "keep-alive", "kv-blocks", "kv-memory", "max-waiting", "threads", "token-budget"})
 
 
 class Reference:
@@ -37,6 +40,7 @@ class Reference:
         gguf=True,
         precisions=frozenset({"bf16", "f16", "f32", "fp16", "fp32"}),
         kv_precisions=frozenset({"fp32"}),
+        shares_memory=True,
         elastic_state="/fabric/state",
         extra="reference",
     )
@@ -49,6 +53,9 @@ class Reference:
         check_launch(launch, self.capabilities, fields=_FIELDS, refused={}, known=_OPTIONS)
         argv = [interpreter(launch), "-m", "fabrictool.engines.reference", "--model", launch.model]
         argv += ["--served-name", launch.served_name]
+        for name, path in sorted(launch.companions.items()):
+            argv += ["--model", path, "--served-name", name]
+        argv += _sharing(launch) if launch.companions else []
         argv += ["--socket", launch.socket] if launch.socket else ["--host", launch.host, "--port", str(launch.port)]
         if launch.context is not None:
             argv += ["--context", str(launch.context)]
@@ -70,3 +77,12 @@ class Reference:
         argv += flags(options)
         elsewhere = "fabrictool" if interpreter(launch) != launch.python else ""
         return command_of_package(launch, elsewhere, argv, {**env, **variables(options)})
+
+
+def _sharing(launch: EngineLaunch) -> list[str]:
+    """What all models have together."""
+    argv = ["--memory", f"{launch.memory >> 20}MiB"] if launch.memory else []
+    for flag, seconds in (("--ttft", launch.ttft_s), ("--tpot", launch.tpot_s)):
+        if seconds is not None:
+            argv += [flag, f"{seconds:g}s"]
+    return argv

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from fabrictool.engines.protocol import FULL_HEADER
 from fabrictool.gateway.continuing import CONTINUING_ENGINES, Utterance, continued_here
 from fabrictool.gateway.directory import Unmet
 from fabrictool.gateway.openai import GatewayResponse, error_event, error_response, no_such_model
@@ -60,6 +61,7 @@ CLIENT_GONE = 499
 _OWN_ENDS = frozenset({"FT8113", "FT8115"})
 """Of a request that no replica is to blame for."""
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
+_FULL_HEADER = FULL_HEADER.encode()
 _RETRIED_STATUS = frozenset({502, 503, 504})
 _PASSED_HEADERS = frozenset({
     b"content-type", b"content-encoding", b"cache-control", b"retry-after", b"retry-after-ms", b"x-should-retry",
@@ -268,7 +270,8 @@ class Exchange:
         if target is None:
             return
         self._left = status == HTTPStatus.SERVICE_UNAVAILABLE and any(name == LEFT_HEADER for name, _ in headers)
-        if status >= 500 and not self._left:
+        full = status == HTTPStatus.SERVICE_UNAVAILABLE and any(name == _FULL_HEADER for name, _ in headers)
+        if status >= 500 and not self._left and not full:
             target.ejection.failed(now)
         if status in _RETRIED_STATUS and self._may_retry(now):
             self._drop_attempt()

@@ -171,7 +171,7 @@ class ServiceBody(msgspec.Struct, frozen=True, tag="s", omit_defaults=True):
     meets_at: MeetingAddress | None = None
     """Of one that computes prompts ``together``: where those that fetch them find it. No gateway connects there."""
     adapters: Annotated[tuple[Name, ...], msgspec.Meta(max_length=MAX_ADAPTERS)] = ()
-    """LoRA adapters that it serves beside its model, by the names that clients ask for."""
+    """What it serves beside its model, LoRA adapters or other models, by the names that clients ask for."""
     dp: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 1
     """Base engines of `tp` devices each that merge while they answer; `max_num_seqs` is that of all."""
 

@@ -70,10 +70,14 @@ def build_problem(
     columns: dict[str, Columns] = {}
     for name, wanted in sorted(blueprint.models.items()):
         architecture = _architecture(blueprint, name, complaints)
-        if architecture is None:
+        unknown_companions = sorted(set(wanted.companions) - set(blueprint.companions(wanted)))
+        for companion in unknown_companions:
+            complaints.append(_unknown(f"models.{name}.companions.{companion}", wanted.companion(companion)))
+        if architecture is None or unknown_companions:
             continue
         demands[name] = demand_of(wanted, architecture)
-        columns[name] = Columns(name, wanted, architecture, demands[name], inventory, considered, loads)
+        companions = blueprint.companions(wanted)
+        columns[name] = Columns(name, wanted, architecture, demands[name], inventory, considered, loads, companions)
         everywhere = columns[name].everywhere()
         mine = [option for option in everywhere if option.pool.key not in unseen_pools or option.key in there]
         options += mine
@@ -106,9 +110,7 @@ def _architecture(blueprint: Blueprint, name: str, complaints: list[Complaint]) 
     wanted = blueprint.models[name]
     architecture = blueprint.architecture(wanted)
     if architecture is None:
-        hint = "write `architecture:` with an id that `fabrictool catalogue models` lists, or add it to `architectures`"
-        message = f"{name}: the architecture {wanted.architecture_id!r} is not in the catalogue"
-        complaints.append(Complaint("FT1411", message, Place(thing=f"models.{name}"), hint))
+        complaints.append(_unknown(f"models.{name}", wanted))
         return None
     known = engines()[wanted.engine].weight_bytes
     if wanted.variant.precision not in known:
@@ -117,6 +119,13 @@ def _architecture(blueprint: Blueprint, name: str, complaints: list[Complaint]) 
         complaints.append(Complaint("FT1412", message, place, f"one of: {', '.join(sorted(known))}"))
         return None
     return architecture
+
+
+def _unknown(thing: str, wanted: Model) -> Complaint:
+    hint = "write `architecture:` with an id that `fabrictool catalogue models` lists, or add it to `architectures`"
+    name = thing.rpartition(".")[2]
+    message = f"{name}: the architecture {wanted.architecture_id!r} is not in the catalogue"
+    return Complaint("FT1411", message, Place(thing=thing), hint)
 
 
 def _tables_digest(options: Sequence[Option]) -> str:

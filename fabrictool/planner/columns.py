@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, TypeVar
 
 from fabrictool.base.canonical import tidy
 from fabrictool.catalog import engines
@@ -24,6 +25,7 @@ from fabrictool.simulator.mixed import Part, pipeline
 from fabrictool.simulator.network import HAND_LATENCY_S, hop
 from fabrictool.simulator.operators import Parallelism, kv_elements_per_token
 from fabrictool.simulator.phases import decode_only, prefill_only, prefill_under_load
+from fabrictool.simulator.shared import shared
 from fabrictool.simulator.stand import stand
 from fabrictool.simulator.stepmodel import KV_OCTETS
 
@@ -36,11 +38,14 @@ if TYPE_CHECKING:
     from fabrictool.domain.specs import Phase
     from fabrictool.planner.problem import Pool, PoolKey
     from fabrictool.simulator.capacity import MeanWorkload, ReplicaFigures
-    from fabrictool.simulator.elastic import Elastic, ElasticStand
+    from fabrictool.simulator.elastic import Elastic
+    from fabrictool.simulator.shared import Shared
     from fabrictool.simulator.stand import Stand
     from fabrictool.simulator.stepmodel import Steps
 
     Figures = tuple[ReplicaFigures, tuple[Level, ...]]
+
+L = TypeVar("L", "Elastic", "Shared")
 
 DEGREES = (1, 2, 4, 8, 16)
 """Tensor-parallel degrees that are tried, inside one node."""
@@ -65,9 +70,12 @@ class Columns:
         inventory: Inventory,
         pools: Sequence[Pool],
         loads: Mapping[str, Sequence[float]],
+        companions: Mapping[str, ModelArchitecture] = MappingProxyType({}),
     ) -> None:
-        """`loads` are the state's: seconds that starts took."""
+        """`loads` are the state's: seconds that starts took; `companions`: what its replicas serve beside it."""
         self._loads = loads
+        self._companions = companions
+        self._sharing: dict[object, tuple[Shared, tuple[Level, ...]] | None] = {}
         self._name, self._wanted, self._architecture = name, wanted, architecture
         self._demand, self._inventory, self._pools = demand, inventory, pools
         self._calibrations = calibrations_in(inventory.calibrated)
@@ -124,6 +132,8 @@ class Columns:
 
     def merging_degrees(self, pool: Pool, tp: int) -> list[int]:
         """Numbers of base engines of `tp` devices each that can merge on a node; none where a single one is wanted."""
+        if self._companions:
+            return []
         pinned = self._wanted.parallelism.dp
         engine, precision = engines()[self._wanted.engine], self._wanted.variant.precision
         return [
@@ -140,7 +150,8 @@ class Columns:
         if key not in self._merged:
             there = elastic_stand(self._wanted, self._architecture, place, tp, dp, self._calibrations)
             its = None if there is None else elastic(self._wanted, there, self._demand)
-            self._merged[key] = None if there is None or its is None else self._loaded(its, there, pool)
+            share = 0.0 if there is None else there.base.room.weights / there.base.step.cut.devices
+            self._merged[key] = None if its is None else self._loaded(its, share, pool)
         table = self._merged[key]
         if table is None:
             return None
@@ -148,10 +159,9 @@ class Columns:
         disliked = preference(self._wanted, pool)
         return Option(self._name, pool, tp, its.figures, levels, preference=disliked, elastic=its)
 
-    def _loaded(self, its: Elastic, there: ElasticStand, pool: Pool) -> tuple[Elastic, tuple[Level, ...]] | None:
-        """With what they do under each load; None where they hardly serve."""
-        share = there.base.room.weights / there.base.step.cut.devices
-        promise = promised(self._partition(pool), share, self._start_s(pool))
+    def _loaded(self, its: L, weights: float, pool: Pool) -> tuple[L, tuple[Level, ...]] | None:
+        """With what it does under each load; None where it hardly serves. `weights`: octets that a device loads."""
+        promise = promised(self._partition(pool), weights, self._start_s(pool))
         levels = []
         for load in LOADS if promise else ():
             latency = its.under_load(load * its.capacity)
@@ -159,6 +169,20 @@ class Columns:
             rate = load * its.capacity * promise
             levels.append(Level(rate, latency.in_system, excess <= 0.0, tidy(excess)))
         return (its, tuple(levels)) if levels else None
+
+    def _shared(self, pool: Pool) -> Option | None:
+        """Replicas that serve the model's companions, too, on a device of a pool."""
+        place = self._partition(pool)
+        key = (*_kind(place), place.walltime, self._start_s(pool))
+        if key not in self._sharing:
+            its = shared(self._wanted, self._architecture, self._companions, place, self._calibrations)
+            share = 0.0 if its is None else its.parts[0].stood.room.weights
+            self._sharing[key] = None if its is None else self._loaded(its, share, pool)
+        table = self._sharing[key]
+        if table is None:
+            return None
+        its, levels = table
+        return Option(self._name, pool, 1, its.figures, levels, preference=preference(self._wanted, pool), shared=its)
 
     def _cut(self, pool: Pool, pp: int, phase: Phase) -> Iterator[Option]:
         """In as many stages as the blueprint says."""
@@ -201,6 +225,8 @@ class Columns:
             return None  # each node is told for itself what it serves
         if self._wants_merging:
             return None
+        if self._companions:
+            return self._shared(pool) if (tp, pp, phase) == (1, 1, "unified") else None
         place = self._partition(pool)
         moving = self._hand_over(pool, phase)
         key = (*_kind(place), place.walltime, self._start_s(pool), tp, pp, phase, moving)
@@ -214,7 +240,7 @@ class Columns:
 
     def mixed(self, stages: Sequence[tuple[Pool, int]], phase: Phase) -> Option | None:
         """Replicas of unlike stages, (pool, tp) each."""
-        if self._wants_merging or any(tp not in self.degrees(pool) for pool, tp in stages):
+        if self._wants_merging or self._companions or any(tp not in self.degrees(pool) for pool, tp in stages):
             return None
         if len(set(stages)) == 1:
             return self.option(*stages[0], len(stages), phase)
@@ -287,6 +313,8 @@ class Columns:
                 room, token = together.group.room, together.group.kv_octets
                 on = f"{engines_there[-1]} merging engines of {on}"
         lacks = room.weights + self._demand.context * token - room.usable
+        if lacks <= 0 and self._companions:
+            return f"holds no request of {self._demand.context} tokens of one of {', '.join(self._companions)}"
         if lacks > 0:
             return (
                 f"lacks {lacks / 2**30:.1f} GiB: {room.weights / 2**30:.1f} GiB of weights and a context of"

@@ -83,7 +83,7 @@ def _model(
     undecided: tuple[str, ...] = ()
     if criteria(slo):
         # The replay is trusted wherever there is one: it has the lengths' spread and the routing's chance in it.
-        judge = "closed form" if played is None else "replay"
+        judge = "replay" if played is not None or any(option.shared for option, *_ in mine) else "closed form"
         formula = slo_misses(slo, worst) if count else ["no replica"]
         misses = formula if played is None else list(played.misses)
         undecided = () if played is None else played.undecided
@@ -107,8 +107,9 @@ def _model(
 
 
 def _latency(option: Option, demand: MeanWorkload, rate: float) -> Latency:
-    if option.elastic is not None:
-        return option.elastic.under_load(rate)
+    its = option.elastic or option.shared
+    if its is not None:
+        return its.under_load(rate)
     return (
         prefill_under_load(option.figures, rate)
         if option.phase == "prefill"

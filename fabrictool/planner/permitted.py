@@ -55,6 +55,8 @@ def forbidden(wanted: Model, pool: Pool, inventory: Inventory) -> list[str]:
         reasons.append("no weights can be staged there: it has no login node")
     if wanted.adapters and described.joined:
         reasons.append("its nodes joined by themselves, and are told of no adapters")
+    if wanted.companions and described.joined:
+        reasons.append("its nodes joined by themselves, and are told of no companions")
     can = adapter(wanted.engine).capabilities
     if (wanted.parallelism.tp or 1) > 1 and not can.tensor_parallel:
         reasons.append(f"{wanted.engine} does not cut layers over devices, as `parallelism.tp` wants")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.specs import Phase
     from fabrictool.simulator.capacity import ReplicaFigures
     from fabrictool.simulator.elastic import Elastic
+    from fabrictool.simulator.shared import Shared
 
 
 PoolKey = tuple[str, str]
@@ -105,6 +106,9 @@ class Option:
     """(pool, tp) of the stages after the first, when they are not all alike."""
     elastic: Elastic | None = None
     """Of base engines that merge while they answer: what they do together and apart. None: it is a single engine."""
+
+    shared: Shared | None = None
+    """Of an engine that serves other models, too: what they leave this one. None: it has the engine for itself."""
 
     @property
     def dp(self) -> int:

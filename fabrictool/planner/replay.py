@@ -65,13 +65,16 @@ def replay(
     seed: int,
     only: Iterable[str] | None = None,
 ) -> dict[str, Played]:
-    """By model; without those that have no demand or no replica that may serve it. `rates` are of one replica each."""
+    """By model; without those that have no demand or no replica that may serve it, and those with companions, whose
+    columns are played. `rates` are of one replica each.
+    """
     there = [
         replica
         for replica in placement.replicas
         if all(s.partition in inventory.clusters[s.cluster].partitions for s in replica.every_stage)
     ]
-    models = sorted({replica.model for replica in there} & blueprint.models.keys())
+    alone = {name for name, wanted in blueprint.models.items() if not wanted.companions}
+    models = sorted({replica.model for replica in there} & alone)
     most = max(LEAST, min(MOST, TOGETHER // max(1, len(models))))
     targets = targets_of(blueprint.latency_targets)
     played = {}

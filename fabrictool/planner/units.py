@@ -11,7 +11,16 @@ from fabrictool.catalog import accelerators, engines
 from fabrictool.domain.address import Address, number_of
 from fabrictool.domain.blueprint import staged_name
 from fabrictool.domain.plan import node_blocks
-from fabrictool.domain.specs import DEFAULT_LOADER, AdapterSpec, AgentSpec, AgentTrust, EngineInstall, as_assigned
+from fabrictool.domain.specs import (
+    DEFAULT_LOADER,
+    AdapterSpec,
+    AgentSpec,
+    AgentTrust,
+    CompanionSpec,
+    EngineInstall,
+    MemoryShare,
+    as_assigned,
+)
 from fabrictool.planner.devices import visibility_variable, with_devices
 from fabrictool.planner.diff import WantedUnit
 from fabrictool.planner.egress import egress_of
@@ -20,6 +29,7 @@ from fabrictool.planner.gateways import running_gateways, wanted_gateways
 from fabrictool.planner.loads import MEASURED, with_loader
 from fabrictool.planner.weights import gateway_weights
 from fabrictool.simulator.demanded import context_of
+from fabrictool.simulator.stand import stand
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -65,7 +75,6 @@ def running_weights(evidence: Evidence) -> dict[str, float]:
 
 def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement) -> AgentSpec:
     model = blueprint.models[replica.model]
-    architecture = blueprint.architecture(model)
     partition = inventory.clusters[replica.cluster].partitions[replica.partition]
     memory = as_float(partition.memory_per_node, accelerators()[replica.device].memory * partition.devices_per_node)
     staged, source = staged_in(blueprint, inventory, replica, model.source)
@@ -81,7 +90,7 @@ def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
         source=source,
         engine=model.engine,
         precision=model.variant.precision,
-        context=0 if architecture is None else context_of(model, architecture),
+        context=_context(blueprint, model),
         tp=replica.tp,
         pp=replica.pp,
         merging=replica.dp if replica.dp > 1 else msgspec.UNSET,
@@ -101,6 +110,7 @@ def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
         install=install_of(inventory.clusters[replica.cluster].software, model.engine, replica.device),
         weights=staged or msgspec.UNSET,
         adapters=_adapters(blueprint, inventory, replica) or msgspec.UNSET,
+        shared=_shared(blueprint, inventory, replica),
         kv_precision=_kv_precision(model, replica),
         idle_after_s=_idle_after(model, inventory, replica),
         site_links=msgspec.UNSET if inventory.clusters[replica.cluster].site_links else False,
@@ -109,6 +119,15 @@ def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
         loaders=_compared(model) or msgspec.UNSET,
     )
     return as_assigned(spec) if inventory.clusters[replica.cluster].joined else spec
+
+
+def _context(blueprint: Blueprint, model: Model) -> int:
+    """Tokens of a request that its engine is started for; 0: nothing is known of the model."""
+    architecture = blueprint.architecture(model)
+    if architecture is None:
+        return 0
+    most = [companion.max_context for companion in blueprint.companions(model).values()]
+    return min([context_of(model, architecture), *most])
 
 
 def staged_in(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement, source: str) -> tuple[str, str]:
@@ -127,6 +146,20 @@ def _adapters(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacem
         staged, source = staged_in(blueprint, inventory, replica, adapter.source)
         specs[name] = AdapterSpec(source=source, rank=adapter.rank, weights=staged)
     return specs
+
+
+def _shared(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement) -> MemoryShare | msgspec.UnsetType:
+    model = blueprint.models[replica.model]
+    architecture = blueprint.architecture(model)
+    if not model.companions or architecture is None:
+        return msgspec.UNSET
+    specs = {}
+    for name, companion in sorted(model.companions.items()):
+        staged, source = staged_in(blueprint, inventory, replica, companion.source)
+        specs[name] = CompanionSpec(source=source, weights=staged)
+    there = stand(model, architecture, inventory.clusters[replica.cluster].partitions[replica.partition], 1)
+    ttft, tpot = (None, None) if model.slo is None else model.slo.held_to
+    return MemoryShare(models=specs, memory=0 if there is None else int(there.room.usable), ttft_s=ttft, tpot_s=tpot)
 
 
 def _compared(model: Model) -> tuple[str, ...]:
@@ -207,7 +240,8 @@ def _wanted(spec: AgentSpec, replica: ReplicaPlacement) -> WantedUnit:
         where = " → ".join(f"{stage.cluster}/{stage.partition} {stage.tp}×{stage.device}" for stage in replica.stages)
     part = f", {spec.phase}" if spec.phase != "unified" else ""
     how = "; assigned to a node that joined idle" if spec.assigned else ""
-    summary = f"{where}  {spec.engine}, {spec.precision}{part}{how}"
+    beside = f", with {', '.join(spec.companions)} in the same memory" if spec.companions else ""
+    summary = f"{where}  {spec.engine}, {spec.precision}{part}{beside}{how}"
     return WantedUnit(str(Address.of(spec)), spec.cluster, spec, summary)
 
 

@@ -93,6 +93,10 @@ def _misplaced(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlace
     if (replica.phase == "unified") == (wanted.phases == "split") and wanted.phases != "any":
         yield f"its phase is {replica.phase}, the blueprint says {wanted.phases}"
     yield from _too_large(wanted, blueprint.architecture(wanted), inventory, replica)
+    for name, architecture in blueprint.companions(wanted).items():
+        yield from (f"{name}: {why}" for why in _too_large(wanted, architecture, inventory, replica))
+    if wanted.companions and replica.devices > 1:
+        yield f"{', '.join(wanted.companions)} can share one device with it, not {replica.devices}"
 
 
 def _badly_cut(wanted: Model, inventory: Inventory, replica: ReplicaPlacement) -> Iterable[str]:

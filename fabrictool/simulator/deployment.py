@@ -31,6 +31,7 @@ from fabrictool.simulator.mixed import MixedSteps, Part, pipeline
 from fabrictool.simulator.network import HAND_LATENCY_S, hop
 from fabrictool.simulator.operators import Parallelism, kv_elements_per_token
 from fabrictool.simulator.report import Hardware
+from fabrictool.simulator.shared import shared
 from fabrictool.simulator.slo import target_of
 from fabrictool.simulator.stand import Stand, stand
 from fabrictool.simulator.stepmodel import KV_OCTETS, StepModel
@@ -183,9 +184,10 @@ def of_model(
     rate = float(demand.rate) if demand and demand.rate is not None else 0.0
     names, specs, chosen, tokens, devices, tdp, price = [], [], [], [], [], [], []
     for replica in mine:
-        if replica.dp > 1:
+        if wanted.companions or replica.dp > 1:
             load = share * rate * replica.weight / sum(other.weight for other in mine if other.phase != "decode")
-            parts = _merging_specs(wanted, architecture, inventory, replica, calibrations, load)
+            parts = _sharing_specs(wanted, architecture, blueprint, inventory, replica, calibrations, load)
+            parts = parts or _merging_specs(wanted, architecture, inventory, replica, calibrations, load)
         else:
             receivers = [other for other in mine if other.phase == "decode"] if replica.phase == "prefill" else []
             parts = [_spec(wanted, architecture, inventory, replica, calibrations, receivers)]
@@ -317,6 +319,31 @@ def _merging_specs(
     if together:
         return [(spec, stood)]
     return [(replace(spec, weight=replica.weight / replica.dp), stood)] * replica.dp
+
+
+# Wide: a replica's place, what stands there with it, and its load.
+def _sharing_specs(
+    wanted: Model,
+    architecture: ModelArchitecture,
+    blueprint: Blueprint,
+    inventory: Inventory,
+    replica: ReplicaPlacement,
+    calibrations: Sequence[Calibration],
+    load: float,
+) -> list[tuple[ReplicaSpec, Stand]]:
+    """A replica that gets `load` requests/s, as slow as its companions make it at theirs; only its own are played.
+    Nothing where it has none.
+    """
+    if not wanted.companions:
+        return []
+    partition = inventory.clusters[replica.cluster].partitions[replica.partition]
+    its = shared(wanted, architecture, blueprint.companions(wanted), partition, calibrations)
+    if its is None:
+        message = f"{replica.replica} and {', '.join(wanted.companions)} do not each fit a device of {replica.device}"
+        raise InvalidInputError.of("FT2111", message)
+    stood = its.slowed_at(load)
+    times = stood.step.times(stood.max_num_seqs, engines()[wanted.engine].token_budget)
+    return [(replace(_played_as(wanted, replica, stood, times, stood.room), step=stood.step), stood)]
 
 
 def _too_large(wanted: Model, replica: ReplicaPlacement, room: ReplicaMemory) -> FabrictoolError:

@@ -176,7 +176,7 @@ def _shared_out(
     A trace goes to the models that it names, one that names none of them to the only model that it can be for; an
     invented workload without names to each.
     """
-    trace, known = recording.trace.renamed(blueprint.bases), sorted(blueprint.models)
+    trace, known = recording.trace.renamed(blueprint.adapted), sorted(blueprint.models)
     if not set(trace.models) & set(known):
         named = trace.models != ("",)
         if recording.invented and not named:

@@ -8,7 +8,7 @@ Source of the form: Williams et al., "Roofline" (2009); collectives of one pass 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -124,6 +124,10 @@ class Factors:
         return cls(*(float(x) for x in np.exp(vector)))
 
 
+_SPEEDS = ("compute", "bandwidth", "attention_compute", "attention_bandwidth", "link")
+"""Of `Factors`: what the others are shares of."""
+_SECONDS = ("kernel", "eager_kernel", "step", "sequence", "collective")
+"""Of `Factors`: those of the engine's steps, not of its front end."""
 SMOOTH = 3.0
 """Exponent of the smooth maximum of compute and memory time. Products of 16-bit weights that were timed by themselves
 (vLLM 0.14 to 0.24, TensorRT-LLM 1.0 to 1.3) come out best with 3 to 4 on H100 and H200, 2.6 on B200 and 2.2 on A100:
@@ -245,6 +249,12 @@ class StepModel:
         drafts: Drafts | None = None,
     ) -> StepModel:
         return cls(work(model, cut), machine, cut, factors, weights, kv, octets, drafts)
+
+    def slowed(self, times: float) -> StepModel:
+        """The same computation where each step takes `times` as long: somebody else has the device in between."""
+        faster = {name: getattr(self.factors, name) / times for name in _SPEEDS}
+        longer = {name: getattr(self.factors, name) * times for name in _SECONDS}
+        return replace(self, factors=replace(self.factors, **faster, **longer))
 
     @property
     def lanes(self) -> int:

@@ -110,7 +110,7 @@ class ServiceRow(msgspec.Struct, frozen=True, kw_only=True):
     failures: int = 0
     phase: Phase = "unified"
     adapters: list[str] = []
-    """LoRA adapters that it serves beside its model."""
+    """What it serves beside its model: LoRA adapters, or other models out of the same memory."""
     ttft_s: float | None = None
     """What this gateway's last streams took to their first token there, a moving mean; of a prefill replica what its
     last prompts took, and of a decode replica from then on."""

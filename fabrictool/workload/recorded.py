@@ -54,19 +54,27 @@ def with_traces(blueprint: Blueprint, folder: Path, place: Callable[[str], Place
     read: dict[Path, Trace] = {}
     problems: list[Problem] = []
     models = dict(blueprint.models)
-    for name, model in blueprint.models.items():
-        if model.demand is None or model.demand.trace is None:
-            continue
-        path = folder / model.demand.trace
+
+    def recorded(demand: Demand | None, name: str, of: str) -> Demand | None:
+        if demand is None or demand.trace is None:
+            return demand
+        path = folder / demand.trace
         try:
             if path not in read:
-                read[path] = read_trace(path).renamed(blueprint.bases)
-            demand = _recorded(model.demand, name, read[path])
+                read[path] = read_trace(path).renamed(blueprint.adapted)
+            return _recorded(demand, name, read[path])
         except FabrictoolError as error:
             message = f"{name}: {'; '.join(problem.message for problem in error.problems)}"
-            problems.append(Problem("FT1127", message, place(name), error.problems[0].hint))
-            continue
-        models[name] = model.model_copy(update={"demand": demand})
+            problems.append(Problem("FT1127", message, place(of), error.problems[0].hint))
+            return None
+
+    for name, model in blueprint.models.items():
+        companions = {
+            beside: its.model_copy(update={"demand": recorded(its.demand, beside, name)})
+            for beside, its in model.companions.items()
+        }
+        demand = recorded(model.demand, name, name)
+        models[name] = model.model_copy(update={"demand": demand, "companions": companions})
     if problems:
         raise InvalidInputError(problems)
     return blueprint.model_copy(update={"models": models})

@@ -81,10 +81,7 @@ def test_reference_options_are_the_flags_of_the_program():
     from fabrictool.engines.reference.__main__ import parser
 
     flags = {text[2:] for action in parser()._actions for text in action.option_strings if text.startswith("--")}
-    of_several_models = {"keep-alive", "memory", "tpot", "ttft"}  # which no agent serves
-    assert flags - {"help"} - of_several_models == set(reference_adapter._FIELDS) | (
-        reference_adapter._OPTIONS - {"threads"}
-    )
+    assert flags - {"help"} == set(reference_adapter._FIELDS) | (reference_adapter._OPTIONS - {"threads"})
 
 
 def test_resolve_finds_the_model_of_a_wheel(smollm2_path):

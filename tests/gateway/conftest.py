@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
+from fabrictool.engines.protocol import FULL_HEADER
 from fabrictool.gateway.gateway import GatewayServer
 from fabrictool.gateway.keys import Keyring, KeyRow, hash_key
 from fabrictool.gateway.rules import RoutingRules
@@ -61,6 +62,9 @@ class FakeEngine:
         self.seen.append((request, body))
         if self.mode == "503":
             return web.json_response({"error": {"message": "busy"}}, status=503)
+        if self.mode == "full":
+            answer = {"error": {"message": "nobody could begin this request in time", "code": "no_room_in_time"}}
+            return web.json_response(answer, status=503, headers={FULL_HEADER: "yes"})
         if self.mode == "400":
             return web.json_response({"error": {"message": "no such thing"}}, status=400)
         if self.mode == "reset":

@@ -62,6 +62,21 @@ async def test_a_server_that_comes_back_is_used_again(bed):
         await server.wait_closed()
 
 
+async def test_a_server_that_has_no_room_in_time_is_passed_over_and_not_put_out(bed):
+    bed.a.mode = "full"
+    async with session(bed) as http:
+        answers = [await (await ask(bed, http)).json() for _ in range(12)]
+        assert {answer["choices"][0]["message"]["content"] for answer in answers} == {"from b"}
+        asked = len(bed.a.seen)
+        assert asked > 2, "after two failures it would have been out"
+        bed.b.mode = "full"
+        refused = await ask(bed, http)
+        assert refused.status == 503
+        assert (await refused.json())["error"]["code"] == "no_room_in_time"
+        bed.a.mode = "ok"
+        assert (await ask(bed, http)).status == 200, "no time had to pass"
+
+
 async def raw_engine(answers):
     """A server whose connections give one of these answers a request, and close after `None`."""
     connections = []

@@ -221,13 +221,8 @@ def _several(
 ) -> tuple[ComputeThread, Mapping[str, AnsweredModel]]:
     """Models that share this node's memory and its time."""
     from fabrictool.engines.reference.quantify import quantified  # noqa: PLC0415 - threads and tables of their own
-    from fabrictool.engines.reference.sharing_engine import (  # noqa: PLC0415
-        KEEP_ALIVE_S,
-        TPOT_S,
-        TTFT_S,
-        SharingEngine,
-        SharingModel,
-    )
+    from fabrictool.engines.reference.sharing_engine import SharingEngine, SharingModel  # noqa: PLC0415
+    from fabrictool.sharing.defaults import KEEP_ALIVE_S, TPOT_S, TTFT_S  # noqa: PLC0415
 
     clock, files = SystemClock(), list(zip(arguments.model, arguments.served_name, strict=True))
 

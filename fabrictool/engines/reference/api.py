@@ -45,6 +45,7 @@ class ApiError(Exception):
     def __init__(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> None:
         super().__init__(message)
         self.status = status
+        self.headers: dict[str, str] = {}
         self.body = error_body(status, message, code=code, param=param)
 
 

@@ -10,6 +10,7 @@ import msgspec
 from aiohttp import web
 
 from fabrictool.base.ids import random_id
+from fabrictool.engines.protocol import FULL_HEADER
 from fabrictool.engines.reference.api import ApiError, Ask, Reply, error_body, parse
 from fabrictool.engines.reference.stats import exposition
 from fabrictool.status.elastic import figures
@@ -177,8 +178,8 @@ class EngineServer:
         try:
             return await handler(request)
         except ApiError as error:
-            headers = {"Retry-After": "1"} if error.status in (429, 503) else {}
-            return web.json_response(error.body, status=error.status, headers=headers)
+            again = {"Retry-After": "1"} if error.status in (429, 503) else {}
+            return web.json_response(error.body, status=error.status, headers=again | error.headers)
         except web.HTTPException as error:
             message = f"{request.method} {request.path}: {error.reason.lower()}"
             return web.json_response(error_body(error.status, message), status=error.status)
@@ -246,7 +247,9 @@ def _broken(finish: str) -> ApiError:
     if finish == "cancelled":
         return ApiError(503, "the engine is stopping", code="stopping")
     if finish == "dropped":
-        return ApiError(503, "nobody could begin this request in time", code="no_room_in_time")
+        full = ApiError(503, "nobody could begin this request in time", code="no_room_in_time")
+        full.headers[FULL_HEADER] = "yes"
+        return full
     return ApiError(500, "the engine failed", code="engine_failed")
 
 

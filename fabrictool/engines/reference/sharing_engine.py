@@ -20,6 +20,7 @@ from fabrictool.engines.reference.kv import block_bytes
 from fabrictool.engines.reference.resident import CacheMove, ResidentModel
 from fabrictool.engines.reference.stats import Stats
 from fabrictool.sharing.core import BeginChange, Dropped, NodeSharing, Vacated
+from fabrictool.sharing.defaults import ASSUMED_ANSWER, KEEP_ALIVE_S, TPOT_S, usual_ttft_s
 from fabrictool.sharing.ledger import MemoryLedger
 from fabrictool.sharing.placement import MemoryTimes, SharingOptions
 from fabrictool.sharing.quantified import RefinedTable
@@ -49,12 +50,6 @@ _log = logging.getLogger("fabrictool.engine")
 
 KIND = "cpu"
 """Of the one node that there is."""
-KEEP_ALIVE_S = 60.0
-TTFT_S, TPOT_S = 2.0, 0.25
-"""The paper's (section 8.1); longer for prompts of more than `TTFT_TOKENS` a second."""
-TTFT_TOKENS = 512
-ASSUMED_ANSWER = 64.0
-"""Tokens of a mean answer before any was given."""
 _WAKE = -1
 """In the inbox: a change of memory is done."""
 _GRACE_S = 1e-3
@@ -278,7 +273,7 @@ class SharingEngine(ComputeThread):
         prompt = answer.request.prompt
         targets = answer.request.targets
         if targets is None:
-            targets = LatencyTargets(self._ttft_s or max(TTFT_S, len(prompt) / TTFT_TOKENS), self._tpot_s)
+            targets = LatencyTargets(self._ttft_s or usual_ttft_s(len(prompt)), self._tpot_s)
         request = SharedRequest(number, service.model.name, len(prompt), answer.arrived, *targets)
         self._answers.add(number, answer)
         self._open[number] = _Open(service, request, list(prompt))

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from fabrictool.planner.problem import Option, PlacementProblem, Solution
     from fabrictool.planner.situation import Situation
 
+WORTH_SAYING = 0.01
+"""Share of a model's requests that are dropped."""
 MOST_PRICES = 5
 """Partitions whose shadow prices are told, the dearest first."""
 
@@ -80,6 +82,7 @@ def explanation(
     again, which takes a while.
     """
     yield from merging_sentences(problem, solution)
+    yield from sharing_sentences(problem, solution)
     yield from rule_sentences(situation, problem, solution, currency, seed)
     yield from alternative_sentences(problem, solution, currency, seed)
 
@@ -95,6 +98,30 @@ def merging_sentences(problem: PlacementProblem, solution: Solution) -> Iterator
         placed = [i for i in mine if solution.counts.get(i)]
         for i in placed or ([] if largest is None else [largest]):
             yield f"{need.model}: {_merging(problem.options[i])}"
+
+
+def sharing_sentences(problem: PlacementProblem, solution: Solution) -> Iterator[str]:
+    """Of placed replicas that serve companions, too: what these leave the model."""
+    for need in problem.needs:
+        for number in (i for i in problem.of(need.model) if solution.counts.get(i)):
+            option = problem.options[number]
+            its = option.shared
+            if its is None:
+                continue
+            count = len(its.parts) - 1
+            others = f"{count} other model{'s'[: count > 1]}"
+            time = f"its engine serves {others}, too, and gives it {its.share:.0%} of its time"
+            fits = "all at once" if its.held <= its.memory else "not all at once: they take turns in it"
+            room = f"with a request each they take {its.held / 2**30:.1f} GiB of {its.memory / 2**30:.1f}, {fits}"
+            where = "/".join(option.pool.key)
+            rate = solution.loads.get(number, 0.0) / solution.counts[number]
+            lost = [
+                f"{share:.0%} of the requests for {name} are dropped, since nobody can begin them in time"
+                for name, share in zip((need.model, *its.names), its.at(rate).dropped, strict=True)
+                if share >= WORTH_SAYING
+            ]
+            room = "; ".join([room, *lost])
+            yield f"{need.model} in {where}: {time} under full load, then {_rate(its.capacity)}; {room}"
 
 
 def _merging(option: Option) -> str:

@@ -190,7 +190,7 @@ def _unreal(problem: PlacementProblem, model: str) -> Option | None:
     if option is None:
         return None
     pool = replace(option.pool, cluster="", partition="", stable=True)
-    return replace(option, pool=pool, preference=1.0, tp=1, pp=1, phase="unified", others=(), elastic=None)
+    return replace(option, pool=pool, preference=1.0, tp=1, pp=1, phase="unified", others=(), elastic=None, shared=None)
 
 
 def explain_conflict(situation: Situation) -> list[Complaint]:
