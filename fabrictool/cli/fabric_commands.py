@@ -80,7 +80,15 @@ def plan(
         typer.Option(
             metavar="EXPRESSION",
             help="Compare with the plan, instead of making one: gpus.DEVICE+=8, gpus.CLUSTER/PARTITION-=8,"
-            " rate.MODEL*=1.5, rate.*=2, replicas.MODEL.min=3, trust.MODEL=*, price.CLUSTER/PARTITION*=0.5;"
+            " rate.MODEL*=1.5, rate.*=2, replicas.MODEL.min=3, survive.MODEL=node, trust.MODEL=*,"
+            " price.CLUSTER/PARTITION*=0.5; repeatable.",
+        ),
+    ] = None,
+    why_not: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="QUESTION",
+            help='Also say why a model does not stand somewhere: "MODEL on DEVICE" or "MODEL on CLUSTER/PARTITION";'
             " repeatable.",
         ),
     ] = None,
@@ -136,9 +144,18 @@ def plan(
     source = Source(blueprint, inventory, overlay, scenario, planned=not what_if)
     if what_if:
         _refuse(
-            "--what-if makes no plan: no --out, --plot, --chart, --render, --explain, --policy, --offline,"
+            "--what-if makes no plan: no --out, --plot, --chart, --render, --explain, --why-not, --policy, --offline,"
             " --assume-empty or --detailed-exitcode with it",
-            out or plot or chart or render or explain or policy or offline or assume_empty or detailed_exitcode,
+            out
+            or plot
+            or chart
+            or render
+            or explain
+            or why_not
+            or policy
+            or offline
+            or assume_empty
+            or detailed_exitcode,
         )
         from fabrictool.cli.whatif import SweepOptions, show_sweep
 
@@ -157,9 +174,20 @@ def plan(
     watch = SolverWatch(solver_named(solver))
     bundle = bundle_meant(source, observed_file, root, max_age) if offline else None
     progress = search_progress() if bundle is None else None
-    options = PlanOptions(seed, time_limit, watch, progress, explain=explain, node_loss=node_loss)
+    options = PlanOptions(
+        seed, time_limit, watch, progress, explain=explain, node_loss=node_loss, why_not=tuple(why_not or ())
+    )
     output = PlanOutput(
-        out, policy, chart, plot, explain, verbose, as_json, detailed_exitcode, assume_empty, render=render
+        out,
+        policy,
+        chart,
+        plot,
+        explain or bool(why_not),
+        verbose,
+        as_json,
+        detailed_exitcode,
+        assume_empty,
+        render=render,
     )
     return show_plan(source, bundle, options, watch, output)
 

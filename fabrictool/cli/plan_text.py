@@ -164,6 +164,10 @@ def complaints(model: ModelForecast) -> list[str]:
     """What is not as it was asked for, who says so where two opinions differ, and why nothing more was done."""
     lines = [*([model.unserved] if model.unserved else []), *model.misses]
     lines += [f"undecided: {text}" for text in model.undecided]
+    survival = model.survival
+    if survival is not None and survival.worst:
+        left = f"only {share_text(survival.served)} of the demand is" if survival.served else "nothing is"
+        lines.append(f"it does not survive the loss of any {survival.loss}: without {survival.worst} {left} served")
     if model.overruled:
         lines.append(f"the closed form says {model.overruled}; the replay is trusted")
     return [*lines, *([f"because {model.why}"] if model.why else [])]

@@ -149,6 +149,7 @@ def _complaint(models: Sequence[ModelForecast]) -> str:
 
 HEADINGS = {
     "served": "unserved",
+    "survived": "lost at worst",
     "slo": "misses SLO",
     "excess": "over SLO",
     "latency": "in system",

@@ -293,6 +293,9 @@ class ModelDefaults(Document):
     """How the engine reads the weights: ``eager`` whole files at once (for Lustre), ``streamer`` by the Run:ai model
     streamer, which has to be installed there. ``measured``: of those that the engine has, each is tried at a start on a
     cluster, then the quickest is taken. A replica that runs is never replaced for it."""
+    survive: Literal["node", "partition", "site", "provider"] | None = None
+    """Whichever one of these is lost, the rest is to serve the whole demand within the SLO, and every consumer group;
+    absent: nothing is kept in reserve."""
     tier: Literal["owned", "scavenger"] = "scavenger"
     """The least stable tier that replicas beyond the minimum may use."""
     protect: bool = False

@@ -147,6 +147,16 @@ Verdict = Literal["meets", "misses", "undecided", ""]
 none, or an earlier release did not say."""
 
 
+class Survival(msgspec.Struct, frozen=True):
+    """What is left of a model's service after the worst of the losses that it is to survive."""
+
+    loss: Literal["node", "partition", "site", "provider"]
+    served: float
+    """Share of the demand that the rest serves within the SLO."""
+    worst: str = ""
+    """The loss that leaves least, in words; "": each of them leaves all."""
+
+
 class ModelForecast(msgspec.Struct, frozen=True, kw_only=True):
     """What the simulator expects of one model under its declared demand."""
 
@@ -171,6 +181,8 @@ class ModelForecast(msgspec.Struct, frozen=True, kw_only=True):
     """Who gave the verdict: the replay, where there is one."""
     overruled: Verdict = ""
     """What the closed form says, where the replay says the opposite."""
+    survival: Survival | None = None
+    """None: the model is not to survive anything."""
     why: str = ""
     """Of a model that is not shown to meet its SLO: why nothing more was done about it."""
 

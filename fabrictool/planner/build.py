@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -81,7 +81,8 @@ def build_problem(
         everywhere = columns[name].everywhere()
         mine = [option for option in everywhere if option.pool.key not in unseen_pools or option.key in there]
         options += mine
-        needs.append(_need(name, wanted, demands[name], mine, there, unknown))
+        need = _need(name, wanted, demands[name], mine, there, unknown)
+        needs.append(replace(need, survive=wanted.survive, groups=_groups(blueprint, wanted)))
     if complaints:
         raise InvalidInputError(complaints)
     options.sort(key=lambda option: option.key)
@@ -198,6 +199,16 @@ def _need(
         sites=len({option.pool.site for option in options}),
         pins={place: count for place, count in pins.items() if place[0] not in unknown},
     )
+
+
+def _groups(blueprint: Blueprint, wanted: Model) -> tuple[frozenset[str], ...]:
+    """Of the groups that may ask for a model: providers that may serve them; alike ones once."""
+    asking = {
+        frozenset(group.allow)
+        for name, group in blueprint.trust.groups.items()
+        if wanted.groups is None or name in wanted.groups
+    }
+    return tuple(sorted(asking, key=sorted))
 
 
 def waiting(

@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 from fabrictool.base.canonical import tidy
-from fabrictool.domain.plan import Band, Forecast, ModelForecast
+from fabrictool.domain.plan import Band, Forecast, ModelForecast, Survival
 from fabrictool.domain.specs import Phase
 from fabrictool.planner.stages import TOLERANCE
+from fabrictool.planner.survival import worst_loss
 from fabrictool.planner.targets import slo_misses
 from fabrictool.simulator.capacity import Latency, under_load
 from fabrictool.simulator.phases import prefill_under_load
@@ -102,8 +103,18 @@ def _model(
         undecided=undecided,
         slo=verdict,
         judge=judge,
+        survival=_survival(problem, solution, need),
         overruled=overruled if verdict not in ("undecided", overruled) and served == 1.0 else "",
     )
+
+
+def _survival(problem: PlacementProblem, solution: Solution, need: ModelNeed) -> Survival | None:
+    if need.survive is None:
+        return None
+    loss, unserved = worst_loss(problem, need, solution.counts)
+    if loss is None:
+        return Survival(need.survive, 1.0)
+    return Survival(need.survive, tidy(1.0 - unserved / need.rate) if need.rate else 0.0, loss.words)
 
 
 def _latency(option: Option, demand: MeanWorkload, rate: float) -> Latency:

@@ -13,6 +13,8 @@ idle, :math:`k_o = \sum_l x_{ol} \in \mathbb{N}` replicas, :math:`u_m \ge 0` req
   pools of any outage; prefill replicas do not count towards it
 * phases      what prefill options of a pool get is handed to decode options of the pools that it reaches, and all that
   crosses the link between two sites fits it
+* survival    whichever loss happens (`planner.survival`), what is left and :math:`v_m \ge 0` take the demand; of a
+  node, a column in :math:`\{0, 1\}` says whether less is lost with what it can hold or with all that its pool has
 * pins, and with *spread* at most :math:`\lceil \sum k_o / S \rceil` replicas a site
 * counts of clusters that do not answer are fixed
 
@@ -28,12 +30,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from fabrictool.planner.program import Program, ProgramSolution, Terms
+from fabrictool.planner.survival import losses, lost_with_a_node, reserves, stands_in
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
 
     from fabrictool.domain.specs import Phase
-    from fabrictool.planner.problem import ModelNeed, PlacementProblem, Pool, PoolKey
+    from fabrictool.planner.problem import ModelNeed, Option, PlacementProblem, Pool, PoolKey
+    from fabrictool.planner.survival import Loss
 
 INFINITY = math.inf
 
@@ -66,6 +70,7 @@ class Formulation:
         self._levels: dict[int, list[int]] = {}
         self._count: dict[int, int] = {}
         self._unserved: dict[str, int] = {}
+        self._lost: dict[str, int] = {}
         self._handed: dict[tuple[str, PoolKey, PoolKey], int] = {}
         by_model: dict[str, list[int]] = defaultdict(list)
         blocks: dict[PoolKey, list[tuple[int, int, int]]] = defaultdict(list)
@@ -77,6 +82,7 @@ class Formulation:
         for need in problem.needs:
             self._demand_rows(need, by_model[need.model])
             self._phase_rows(need.model, by_model[need.model])
+            self._survival_rows(need, by_model[need.model])
         self._link_rows()
         for pool in problem.pools:
             self._device_rows(pool, blocks[pool.key])
@@ -247,6 +253,53 @@ class Formulation:
                 those = [term for i in mine if options[i].phase == other for term in self._count_in(i, there)]
                 program.row(-INFINITY, 0, [*these, *[(c, -most * w) for c, w in those]])
 
+    def _survival_rows(self, need: ModelNeed, mine: list[int]) -> None:
+        """A column for what the worst loss leaves unserved, and a row for each loss and what has to be left."""
+        if need.survive is None:
+            return
+        options = {i: self.problem.options[i] for i in mine}
+        self._lost[need.model] = lost = self._column(need.model, 0, INFINITY)
+        pools = {pool.key: pool for pool in self.problem.pools}
+        pools |= {pool.key: pool for option in options.values() for pool in option.pools}
+        for reserve in reserves(need, options):
+            every = {i: self._weighed(i, weight) for i, weight in reserve.weights.items()}
+            lacking = [(lost, 1.0 / reserve.unit)]
+            for loss in losses(need.survive, pools.values()):
+                left = [term for i, terms in every.items() if not stands_in(options[i], loss) for term in terms]
+                if not loss.node:
+                    self.program.row(reserve.target, INFINITY, [*left, *lacking])
+                    continue
+                (key,) = loss.pools
+                most = lost_with_a_node(reserve, options, pools[key])
+                self._node_rows(need.model, reserve.target, most, left, lacking, every, loss, options)
+
+    # Wide: a row's parts.
+    def _node_rows(
+        self,
+        model: str,
+        target: float,
+        most: float,
+        left: Terms,
+        lacking: Terms,
+        every: Mapping[int, Terms],
+        loss: Loss,
+        options: Mapping[int, Option],
+    ) -> None:
+        """All but what a node can hold is left, or what is elsewhere, whichever is more."""
+        whole = [term for terms in every.values() for term in terms]
+        if self._given is not None:
+            here = [i for i in every if stands_in(options[i], loss)]
+            held = math.fsum(weight * self._given.get(i, 0) for i in here for _, weight in every[i][:1])
+            terms, least = (whole, target + most) if held >= most else (left, target)
+            self.program.row(least, INFINITY, [*terms, *lacking])
+            return
+        side = self._column(model, 0, 1, whole=True)
+        self.program.row(target, INFINITY, [*left, *lacking, (side, target)])
+        self.program.row(0, INFINITY, [*whole, *lacking, (side, -(target + most))])
+
+    def _weighed(self, i: int, weight: float) -> Terms:
+        return [(column, weight * its) for column, its in self.count(i)]
+
     def _count_in(self, i: int, pools: Container[PoolKey]) -> Terms:
         return self.count(i) if self.problem.options[i].pool.key in pools else []
 
@@ -277,6 +330,9 @@ class Formulation:
         match name:
             case "served":
                 return [(self._unserved[need.model], need.priority) for need in self.problem.needs]
+            case "survived":
+                priority = {need.model: need.priority for need in self.problem.needs}
+                return [(column, priority[model]) for model, column in self._lost.items()]
             case "slo":
                 return [
                     (column, level.rate)

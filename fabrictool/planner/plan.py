@@ -13,7 +13,7 @@ from fabrictool.base.clock import duration_text
 from fabrictool.base.errors import FabrictoolError, InfeasibleError, Place, Problem, UnreachableError
 from fabrictool.domain.plan import Action, Certificate, Forecast, Placement, Plan, inputs_digest
 from fabrictool.domain.specs import AgentSpec
-from fabrictool.planner.build import waiting
+from fabrictool.planner.build import pools_of, waiting
 from fabrictool.planner.certificate import certificate_of
 from fabrictool.planner.chosen import SearchOptions, best, forecast_of
 from fabrictool.planner.diff import actions, delete, is_gateway
@@ -21,6 +21,7 @@ from fabrictool.planner.drift import clock_warnings, out_of_reach
 from fabrictool.planner.entitled import unserved_groups
 from fabrictool.planner.explaining.explain import explanation, reasons
 from fabrictool.planner.explaining.relaxations import explain_conflict
+from fabrictool.planner.explaining.whynot import answers, checked
 from fabrictool.planner.extra import extra_sentences
 from fabrictool.planner.gateways import stranded
 from fabrictool.planner.judged import learned_sentences
@@ -31,7 +32,7 @@ from fabrictool.planner.succession import successions, successors
 from fabrictool.planner.units import wanted_units
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from fabrictool.domain.blueprint import Blueprint
     from fabrictool.domain.evidence import Evidence
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.observed import Observed
     from fabrictool.planner.chosen import Chosen
     from fabrictool.planner.diff import WantedUnit
-    from fabrictool.planner.problem import Solution
+    from fabrictool.planner.problem import PlacementProblem, Solution
     from fabrictool.planner.situation import Situation
 
 
@@ -50,10 +51,13 @@ class PlanOptions(SearchOptions):
     explain: bool = False
     """Adds what rules cost and what was not chosen to the reasons: it solves again, and takes longer. Ctrl-C ends it as
     well, where there is `progress`, and keeps what it has."""
+    why_not: tuple[str, ...] = ()
+    """Questions that the reasons answer, too (`explaining.whynot`)."""
     node_loss: bool = False
     """Warns also of whom the loss of any one node would leave without an answer."""
 
 
+# Long: a line for each part of a plan.
 def plan(
     blueprint: Blueprint,
     inventory: Inventory,
@@ -69,15 +73,19 @@ def plan(
     ------
     InfeasibleError
         FT200x with what conflicts and what would resolve it.
+    UsageError
+        FT2015 a question that is none.
     """
     evidence = evidence.within(inventory)
+    for question in options.why_not:
+        checked(question, sorted(blueprint.models), pools_of(inventory))
     chosen = _chosen(situation_of(blueprint, inventory, evidence, now), options, evidence.observed)
     situation, problem, solution, placement = chosen.situation, chosen.problem, chosen.solution, chosen.placement
     keys = evidence.keys_of(blueprint)
     expiring = stranded(blueprint.every_gateway, evidence) | successions(evidence, now)
     wanted = wanted_units(blueprint, inventory, placement, evidence, successors(expiring))
     currency = currency_of(inventory)
-    sentences = explanation(situation, problem, solution, currency, options.seed) if options.explain else ()
+    sentences = _asked(situation, problem, solution, currency, options)
     why, cut = _until_interrupted(sentences, patient=options.progress is None)
     steps = actions(wanted, evidence, expiring)
     return Plan(
@@ -112,6 +120,16 @@ def plan(
             *(trouble.message for trouble in out_of_reach(evidence) if _disabled(trouble, evidence.observed)),
         ),
     )
+
+
+def _asked(
+    situation: Situation, problem: PlacementProblem, solution: Solution, currency: str, options: PlanOptions
+) -> Iterator[str]:
+    """Why it is as it is, as far as somebody wants to know."""
+    if options.explain:
+        yield from explanation(situation, problem, solution, currency, options.seed)
+    for question in options.why_not:
+        yield from answers(problem, solution, question, currency, options.seed)
 
 
 def destruction(blueprint_digest: str, evidence: Evidence) -> tuple[Plan, list[Problem]]:

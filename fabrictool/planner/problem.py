@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from fabrictool.domain.plan import ReplicaPlacement
     from fabrictool.domain.specs import Phase
+    from fabrictool.planner.survival import LossKind
     from fabrictool.simulator.capacity import ReplicaFigures
     from fabrictool.simulator.elastic import Elastic
     from fabrictool.simulator.shared import Shared
@@ -236,6 +237,10 @@ class ModelNeed:
     """Over how many sites it can be spread; 0: those of its options."""
     pins: dict[tuple[str, str], int] = field(default_factory=dict)
     """(cluster, partition or "") → exactly that many replicas there."""
+    survive: LossKind | None = None
+    """What may be lost without the demand being unserved (`planner.survival`)."""
+    groups: tuple[frozenset[str], ...] = ()
+    """Providers that may serve each consumer group which may ask for the model; none: there are no groups."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ TIDYING = ("moves", "replicas", TIE_BREAK)
 """Stages that choose among placements which are equally good to their users."""
 NOUNS = {
     "served": "unserved demand",
+    "survived": "demand unserved after the worst loss",
     "slo": "load that misses the SLO",
     "excess": "load times its distance from the SLO",
     "preference": "replicas against the wishes of `place`",
@@ -39,7 +40,8 @@ def stage_names(problem: PlacementProblem) -> list[str]:
         # Of what cannot meet its SLO, no more is lost than has to be.
         objective.insert(objective.index("slo") + 1, "excess")
     objective.insert(objective.index("excess") + 1 if "slo" in objective else 0, "preference")
-    return list(dict.fromkeys(["served", *objective, "moves", "replicas", TIE_BREAK]))
+    survived = ["survived"] if any(need.survive for need in problem.needs) else []
+    return list(dict.fromkeys(["served", *survived, *objective, "moves", "replicas", TIE_BREAK]))
 
 
 def user_stages(problem: PlacementProblem) -> list[str]:
@@ -109,6 +111,7 @@ def amount(name: str, value: float, currency: str) -> str:
     """A stage's value with its unit, such as ``3.1 CHF/h``."""
     units = {
         "served": "req/s",
+        "survived": "req/s",
         "slo": "req/s",
         "preference": "replicas",
         "cost": f"{currency}/h" if currency else "",

@@ -118,7 +118,7 @@ def alternative_sentences(problem: PlacementProblem, solution: Solution, currenc
             what = "each request/s" if rate[model] else "a replica"
             yield f"{model}: not on {there}: {what} there would mean {worse} (marginal, by the relaxation)"
         else:
-            yield f"{model}: {there}: {_instead(problem, solution, unused.option, currency, seed)}"
+            yield f"{model}: {there}: {instead(problem, solution, unused.option, currency, seed)}"
     second = runner_up(problem, solution, seed)
     if second is not None:
         counts, values = second
@@ -128,7 +128,7 @@ def alternative_sentences(problem: PlacementProblem, solution: Solution, currenc
         yield f"second best: {_differences(problem, solution.counts, counts)}: {loss}"
 
 
-def _instead(problem: PlacementProblem, solution: Solution, option: int, currency: str, seed: int) -> str:
+def instead(problem: PlacementProblem, solution: Solution, option: int, currency: str, seed: int) -> str:
     """What one replica there would cost, in whole replicas where that can be found out soon."""
     bound = "equally good by the LP bound; whole replicas can cost more"
     if len(problem.options) > FEW:

@@ -9,6 +9,7 @@ from fabrictool.planner.explaining.alternatives import alternative_sentences
 from fabrictool.planner.explaining.prices import device_prices
 from fabrictool.planner.explaining.rules import rule_sentences
 from fabrictool.planner.stages import TOLERANCE, where
+from fabrictool.planner.survival import worst_loss
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,6 +46,8 @@ def reasons(problem: PlacementProblem, solution: Solution, currency: str) -> tup
             binding += "; more is demanded than they can serve"
         if need.spread_sites:
             binding += "; spread over sites"
+        if need.survive is not None and worst_loss(problem, need, solution.counts)[0] is None:
+            binding += f"; any {need.survive} may be lost, and the rest serves all of it"
         sentences.append(f"{need.model}: {'; '.join(parts) or 'no replica'}; {enough}{binding}")
     for pool in problem.pools:
         taken = sum(

@@ -39,8 +39,8 @@ class StatedRule:
     """After "without"."""
     without: Model
     """The model's part of the blueprint without it."""
-    wish: bool = False
-    """Whether it is kept by a stage, so that this stage says nothing about its price."""
+    stage: str = ""
+    """Which keeps it, and so says nothing about its price; "": it is a rule of all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,30 +67,22 @@ def rules_of(blueprint: Blueprint, problem: PlacementProblem, solution: Solution
     return rules
 
 
-def _rules(model: Model, rate: float, total: int, stable: int) -> Iterator[tuple[str, Model] | tuple[str, Model, bool]]:
-    """(words, the model without it, whether it is a wish); `total` replicas are placed, `stable` on owned capacity."""
-    place, replicas = model.place, model.replicas
+def _rules(model: Model, rate: float, total: int, stable: int) -> Iterator[tuple[str, Model] | tuple[str, Model, str]]:
+    """(words, the model without it, the stage that keeps it, if one does); `total` replicas are placed, `stable` of
+    them on owned capacity.
+    """
+    replicas = model.replicas
 
     def but(**changes: object) -> Model:
         return model.model_copy(update=changes)
 
-    def placed(**changes: object) -> Model:
-        return but(place=place.model_copy(update=changes))
-
     if model.trust is not None:
         yield "its trust allowlist", but(trust=None)
+    if model.survive is not None:
+        yield f"`survive: {model.survive}`", but(survive=None), "survived"
     if model.tier == "owned":
         yield "`tier: owned`", but(tier="scavenger")
-    for pin in place.pin:
-        there = pin.cluster + (f"/{pin.partition}" if pin.partition else "")
-        others = tuple(other for other in place.pin if other != pin)
-        yield f"its pin of {pin.replicas} to {there}", placed(pin=others)
-    if place.spread != "none":
-        yield f"`spread: {place.spread}`", placed(spread="none")
-    if place.avoid:
-        yield "`avoid`", placed(avoid=()), True
-    if place.prefer:
-        yield "`prefer`", placed(prefer=()), True
+    yield from _rules_of_place(model)
     # A demand needs one replica in any case.
     if replicas.min == stable > (1 if rate else 0):
         yield f"`replicas.min: {replicas.min}`", but(replicas=replicas.model_copy(update={"min": 0}))
@@ -100,12 +92,30 @@ def _rules(model: Model, rate: float, total: int, stable: int) -> Iterator[tuple
         yield "`protect`", but(protect=False)
 
 
+def _rules_of_place(model: Model) -> Iterator[tuple[str, Model] | tuple[str, Model, str]]:
+    place = model.place
+
+    def placed(**changes: object) -> Model:
+        return model.model_copy(update={"place": place.model_copy(update=changes)})
+
+    for pin in place.pin:
+        there = pin.cluster + (f"/{pin.partition}" if pin.partition else "")
+        others = tuple(other for other in place.pin if other != pin)
+        yield f"its pin of {pin.replicas} to {there}", placed(pin=others)
+    if place.spread != "none":
+        yield f"`spread: {place.spread}`", placed(spread="none")
+    if place.avoid:
+        yield "`avoid`", placed(avoid=()), "preference"
+    if place.prefer:
+        yield "`prefer`", placed(prefer=()), "preference"
+
+
 def price_rules(situation: Situation, problem: PlacementProblem, solution: Solution, seed: int) -> Iterator[RulePrice]:
     """The first `MOST_RULES` rules with what they cost, one after another."""
     relaxed: dict[str, float] = {}
     for rule in rules_of(situation.blueprint, problem, solution)[:MOST_RULES]:
         without = with_model(situation, problem, rule.model, rule.without)
-        names = [name for name in user_stages(problem) if not (rule.wish and name == "preference")]
+        names = [name for name in user_stages(problem) if name != rule.stage]
         after = exact = _exactly(without, seed) if proved(solution) else None
         before = values_of(solution)
         if after is None:

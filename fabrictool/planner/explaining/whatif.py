@@ -7,6 +7,7 @@ Planned for as `plan` does it, with the replay and its lessons: the row of the f
 ``gpus.CLUSTER/PARTITION+=8``       in this one
 ``rate.MODEL*=1.5``, ``rate.*=2``   demand of one model, of all
 ``replicas.MODEL.min=3``, ``.max=`` bounds
+``survive.MODEL=site``, ``=none``   what may be lost
 ``trust.MODEL=*``, ``=alpha,beta``  every provider, or just these
 ``price.CLUSTER/PARTITION*=0.5``    price of its nodes
 =================================== ==================================================================================
@@ -27,11 +28,13 @@ from fabrictool.planner.certificate import certificate_of
 from fabrictool.planner.chosen import SearchOptions, best, forecast_of
 from fabrictool.planner.explaining.rules import NO_MAXIMUM
 from fabrictool.planner.stages import clean, user_stages, values_of
+from fabrictool.planner.survival import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from concurrent.futures import Executor
 
+    from fabrictool.domain.blueprint import Companion
     from fabrictool.domain.inventory import Inventory, Partition
     from fabrictool.domain.plan import ModelForecast
     from fabrictool.planner.chosen import Chosen
@@ -40,7 +43,10 @@ if TYPE_CHECKING:
 
 MOST_RATE = 1e7
 """Requests/s of one model; numbers beyond it are no demand, and too large for the solvers."""
-FORMS = "gpus.DEVICE+=8, rate.MODEL*=1.5, rate.*=2, replicas.MODEL.min=3, trust.MODEL=*, price.CLUSTER/PARTITION*=0.5"
+FORMS = (
+    "gpus.DEVICE+=8, rate.MODEL*=1.5, rate.*=2, replicas.MODEL.min=3, survive.MODEL=node, trust.MODEL=*,"
+    " price.CLUSTER/PARTITION*=0.5"
+)
 _EXPRESSION = re.compile(r"\s*(?P<what>[a-z]+)\.(?P<of>[^=\s]*?)\s*(?P<sign>[-+*]?=)\s*(?P<value>\S(?:.*\S)?)\s*")
 
 
@@ -178,6 +184,8 @@ def changed_by(situation: Situation, expression: str) -> Situation:
             return _with_rates(situation, of, _factor(value, expression), expression)
         case "replicas", "=":
             return _with_bound(situation, of, value, expression)
+        case "survive", "=":
+            return _with_survival(situation, of, value, expression)
         case "trust", "=":
             return _with_trust(situation, of, value, expression)
         case "price", "*=":
@@ -264,10 +272,23 @@ def _with_rates(situation: Situation, of: str, factor: float, expression: str) -
             if not rate <= MOST_RATE:
                 hint = f"at most {MOST_RATE:.0e} req/s"
                 raise UsageError.of("FT2012", f"{expression}: {name} would get {rate:.0e} req/s", hint=hint)
-            changes[name] = {"demand": demand.model_copy(update={"rate": Rate(rate)})}
+            changes[name] = {
+                "demand": demand.model_copy(update={"rate": Rate(rate)}),
+                "companions": _faster(models[name].companions, factor),
+            }
     if not changes:
         raise UsageError.of("FT2012", f"{expression}: no rate is declared there", hint="`demand.rate` of the blueprint")
     return situation.with_models(changes)
+
+
+def _faster(companions: Mapping[str, Companion], factor: float) -> dict[str, Companion]:
+    """What is asked of a model's companions goes with it: their load is planned for in proportion to its own."""
+    changed = dict(companions)
+    for name, its in companions.items():
+        if its.demand is not None and its.demand.rate is not None:
+            demand = its.demand.model_copy(update={"rate": Rate(its.demand.rate * factor)})
+            changed[name] = its.model_copy(update={"demand": demand})
+    return changed
 
 
 def _with_bound(situation: Situation, of: str, value: str, expression: str) -> Situation:
@@ -283,6 +304,15 @@ def _with_bound(situation: Situation, of: str, value: str, expression: str) -> S
         message = f"{expression}: {low} to {high} replicas cannot be the bounds"
         raise UsageError.of("FT2012", message, hint=f"now {was.min} to {was.max}; change the other one first")
     return situation.with_models({name: {"replicas": Replicas(min=low, max=high)}})
+
+
+def _with_survival(situation: Situation, of: str, value: str, expression: str) -> Situation:
+    models = situation.blueprint.models
+    if of not in models:
+        raise _unknown(expression, "model", of, models)
+    if value not in (*KINDS, "none"):
+        raise _unknown(expression, "loss", value, (*KINDS, "none"))
+    return situation.with_models({of: {"survive": None if value == "none" else value}})
 
 
 def _with_trust(situation: Situation, of: str, value: str, expression: str) -> Situation:

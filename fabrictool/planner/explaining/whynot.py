@@ -1,0 +1,106 @@
+"""Why a model does not stand somewhere: ``MODEL on PLACE``, a device, a partition, a cluster, a site or a provider."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from fabrictool.base.errors import UsageError
+from fabrictool.planner.explaining.alternatives import FEW, instead
+from fabrictool.planner.formulation import Formulation
+from fabrictool.planner.stages import NOUNS, TIE_BREAK, TOLERANCE, amount, number, stage_names, tolerance, where
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from fabrictool.planner.problem import Option, PlacementProblem, Pool, Solution
+
+MOST_PLACES = 6
+"""Partitions that are answered for one by one."""
+_QUESTION = re.compile(r"\s*(?P<model>\S+)\s+on\s+(?P<place>\S+)\s*")
+
+
+def checked(question: str, models: Sequence[str], pools: Sequence[Pool]) -> tuple[str, list[Pool]]:
+    """(model, partitions that are meant).
+
+    Raises
+    ------
+    UsageError
+        FT2015 what is no such question, or names what is not there.
+    """
+    match = _QUESTION.fullmatch(question)
+    if match is None:
+        raise UsageError.of("FT2015", f"{question!r} is not a question", hint='such as "chat on h100-sxm"')
+    model, place = match["model"], match["place"]
+    if model not in models:
+        raise UsageError.of("FT2015", f"{question}: there is no model {model!r}", hint=f"one of: {_some(models)}")
+    meant = [pool for pool in pools if place in _names(pool)]
+    if not meant:
+        known = sorted({pool.device for pool in pools} | {"/".join(pool.key) for pool in pools})
+        message = f"{question}: no partition is called {place!r} or has that device"
+        raise UsageError.of("FT2015", message, hint=f"one of: {_some(known)}")
+    return model, meant
+
+
+def answers(problem: PlacementProblem, solution: Solution, question: str, currency: str, seed: int) -> Iterator[str]:
+    """A sentence for each partition that is meant. Raises as `checked`."""
+    model, pools = checked(question, [need.model for need in problem.needs], problem.pools)
+    for pool in pools[:MOST_PLACES]:
+        yield f"{model} on {'/'.join(pool.key)}: {_answer(problem, solution, model, pool, currency, seed)}"
+    left = len(pools) - MOST_PLACES
+    if left > 0:
+        yield f"{left} more partition{'s'[: left != 1]} like these: name one for its answer"
+
+
+def _answer(problem: PlacementProblem, solution: Solution, model: str, pool: Pool, currency: str, seed: int) -> str:
+    here = [i for i in problem.of(model) if pool.key in {its.key for its in problem.options[i].pools}]
+    placed = [i for i in here if solution.counts.get(i)]
+    if placed:
+        parts = [f"{solution.counts[i]} on {where(problem.options[i])}" for i in placed]
+        return f"it is there: {', '.join(parts)}"
+    if not here:
+        generator = problem.columns.get(model)
+        refusals = [] if generator is None else generator.refusals()
+        mine = [text for text in refusals if text.startswith(f"{'/'.join(pool.key)} ")]
+        return f"it cannot be: the partition {mine[0].partition(' ')[2]}" if mine else "it cannot be"
+    best = min(here, key=lambda i: (_misses(problem.options[i]), problem.options[i].cost / problem.options[i].capacity))
+    option = problem.options[best]
+    facts = [f"a replica on {where(option)} takes {number(option.capacity)} req/s"]
+    if option.cost:
+        per_request = option.cost / option.capacity / 3600 * 1000
+        facts.append(f"{number(per_request)} {currency} for 1,000 requests at full load")
+    if any(not level.attains for level in option.levels):
+        attained = max((level.rate for level in option.levels if level.attains), default=0.0)
+        facts.append(
+            f"it keeps the SLO up to {number(attained)} req/s" if attained else "it misses the SLO under any load"
+        )
+    small = len(problem.options) <= FEW
+    loss = instead(problem, solution, best, currency, seed) if small else _distance(problem, best, currency, seed)
+    return f"{'; '.join(facts)}; {loss}"
+
+
+def _distance(problem: PlacementProblem, i: int, currency: str, seed: int) -> str:
+    """Of a problem that takes long to solve again: what the relaxation says of a little load there."""
+    relaxed = Formulation(problem, range(len(problem.options)), whole=False)
+    for name in (name for name in stage_names(problem) if name != TIE_BREAK and relaxed.terms(name)):
+        answer = relaxed.minimise(name, seconds=60.0, seed=seed)
+        if answer is None:
+            break
+        distance = relaxed.distance(answer, i)
+        if distance > TOLERANCE:
+            worse = f"{amount(name, distance, currency)} more {NOUNS[name]}"
+            return f"each request/s there would mean {worse} (marginal, by the relaxation)"
+        relaxed.keep(name, answer.objective + tolerance(name, answer.objective))
+    return "by the relaxation it would do as well; whole replicas can cost more"
+
+
+def _misses(option: Option) -> bool:
+    return not any(level.attains for level in option.levels)
+
+
+def _names(pool: Pool) -> set[str]:
+    return {pool.device, pool.cluster, "/".join(pool.key), pool.site, pool.provider}
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:12]) + (", …" if len(names) > 12 else "")

@@ -1,0 +1,135 @@
+"""What a model loses with a node, a partition, a site or a provider, and what of its demand is then unserved.
+
+Every loss that can happen is looked at, and the worst one counts. What is left has to take the model's whole demand, at
+loads that keep its SLO, and to have a replica for each consumer group. Nobody knows beforehand where the scheduler puts
+replicas: with a node a partition loses as much as a node can hold of the model, or all that it has of it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from fabrictool.planner.problem import ModelNeed, Option, PlacementProblem, Pool, PoolKey
+
+LossKind = Literal["node", "partition", "site", "provider"]
+KINDS: tuple[LossKind, ...] = get_args(LossKind)
+SIDES: tuple[Literal["prefill", "decode"], ...] = ("prefill", "decode")
+"""Of a request: each has to be left, by replicas of that phase or by such that do both."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What is away at once."""
+
+    words: str
+    pools: frozenset[PoolKey]
+    node: bool = False
+    """Only one node of the one pool."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """That so much of a model is left, whichever of its losses happens: demand, or a replica for a group."""
+
+    weights: Mapping[int, float]
+    """Option → what one replica gives: requests/s, or 1."""
+    target: float
+    unit: float
+    """Requests/s that count as unserved for each unit that lacks."""
+
+
+def losses(kind: LossKind, pools: Iterable[Pool]) -> list[Loss]:
+    """Every loss of that kind."""
+    if kind == "node":
+        return [
+            Loss(f"a node of {'/'.join(pool.key)}", frozenset({pool.key}), node=pool.nodes > 1)
+            for pool in sorted(pools, key=lambda pool: pool.key)
+        ]
+    together: dict[str, set[PoolKey]] = {}
+    for pool in pools:
+        name = "/".join(pool.key) if kind == "partition" else pool.site if kind == "site" else pool.provider
+        together.setdefault(name, set()).add(pool.key)
+    return [Loss(f"{kind} {name}", frozenset(keys)) for name, keys in sorted(together.items())]
+
+
+def reserves(need: ModelNeed, options: Mapping[int, Option]) -> Iterator[Reserve]:
+    """What has to be left of a model with these options."""
+    rate = need.rate or 1.0
+    for side in SIDES:
+        mine = {i: option for i, option in options.items() if option.phase in ("unified", side)}
+        if need.rate:
+            yield Reserve({i: after_loss(option) for i, option in mine.items()}, need.rate, 1.0)
+        for allowed in need.groups or ((None,) if not need.rate else ()):
+            permitted = {
+                i: 1.0
+                for i, option in mine.items()
+                if allowed is None or all(pool.provider in allowed for pool in option.pools)
+            }
+            if permitted:  # a group that nobody may serve is told of elsewhere, whatever is lost
+                yield Reserve(permitted, 1.0, rate)
+
+
+def after_loss(option: Option) -> float:
+    """Requests/s that a replica takes when others are gone: as many as keep the SLO, or all if none do."""
+    return max((level.rate for level in option.levels if level.attains), default=option.levels[-1].rate)
+
+
+def lost_with_a_node(reserve: Reserve, options: Mapping[int, Option], pool: Pool) -> float:
+    """The most that one node of a pool can hold of what is required."""
+    parts = [
+        (size, reserve.weights[i])
+        for i in reserve.weights
+        for (key, size), _ in options[i].blocks.items()
+        if key == pool.key
+    ]
+    best = [0.0] * (pool.devices_per_node + 1)
+    for devices in range(1, pool.devices_per_node + 1):
+        best[devices] = max(
+            [best[devices - 1], *(best[devices - size] + weight for size, weight in parts if size <= devices)]
+        )
+    return best[-1]
+
+
+def stands_in(option: Option, loss: Loss) -> bool:
+    """Whether a replica of it may be gone with that."""
+    return any(pool.key in loss.pools for pool in option.pools)
+
+
+def worst_loss(problem: PlacementProblem, need: ModelNeed, counts: Mapping[int, int]) -> tuple[Loss | None, float]:
+    """The loss that leaves most of a model's demand unserved, and requests/s of that; None: none leaves any."""
+    options = {i: problem.options[i] for i in problem.of(need.model) if counts.get(i)}
+    pools = {pool.key: pool for pool in problem.pools} | {
+        pool.key: pool for option in options.values() for pool in option.pools
+    }
+    worst: tuple[Loss | None, float] = (None, 0.0)
+    for loss in losses(need.survive, pools.values()) if need.survive is not None else ():
+        short = max(
+            (unserved(reserve, options, counts, loss, pools) for reserve in reserves(need, options)),
+            default=0.0,
+        )
+        if short > worst[1] + 1e-9:
+            worst = loss, min(short, need.rate or math.inf)
+    return worst
+
+
+def unserved(
+    reserve: Reserve,
+    options: Mapping[int, Option],
+    counts: Mapping[int, int],
+    loss: Loss,
+    pools: Mapping[PoolKey, Pool],
+) -> float:
+    """Requests/s that a loss leaves unserved of what is required."""
+    weights = reserve.weights
+    every = math.fsum(weights[i] * counts[i] for i in weights)
+    here = math.fsum(weights[i] * counts[i] for i in weights if stands_in(options[i], loss))
+    gone = here
+    if loss.node:
+        (key,) = loss.pools
+        gone = min(here, lost_with_a_node(reserve, options, pools[key]))
+    return reserve.unit * max(0.0, reserve.target - (every - gone))
