@@ -22,6 +22,18 @@ from fabrictool.cli.options import (
 from fabrictool.cli.source import Source
 
 
+class ScreenName(StrEnum):
+    """A screen that `top` can begin with."""
+
+    OVERVIEW = "overview"
+    MODELS = "models"
+    NODES = "nodes"
+    JOBS = "jobs"
+    MESH = "mesh"
+    EVENTS = "events"
+    PLAN = "plan"
+
+
 class DemoName(StrEnum):
     """What there is to show."""
 
@@ -343,6 +355,7 @@ def events(
     show_events(Source(blueprint, inventory, lenient=True), lines, as_json=as_json)
 
 
+# Wide: each is an option.
 def top(
     url: Annotated[str, typer.Argument(help="URL of a gateway or an agent; default: the blueprint's gateway.")] = "",
     blueprint: BlueprintOption = None,
@@ -352,14 +365,33 @@ def top(
         float,
         typer.Option(parser=seconds(0.2, 60), metavar="DURATION", show_default="1s", help="Time between two looks."),
     ] = 1.0,
-) -> None:
-    """Live status in the terminal; read-only."""
-    from fabrictool.cli.live import LiveStatus, key_of
+    screen: Annotated[
+        ScreenName, typer.Option(help="The screen to begin with, or to print with --snapshot.")
+    ] = ScreenName.OVERVIEW,
+    snapshot: Annotated[
+        bool, typer.Option("--snapshot", help="Print one screen and end; exit 1 when nobody answers.")
+    ] = False,
+    record: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also append all that is seen to FILE, a look a line.")
+    ] = None,
+    replay: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Show what was recorded, with , . < > to move in time.")
+    ] = None,
+    made_up: Annotated[bool, typer.Option("--demo", help="Show a fabric that does not exist.")] = False,
+) -> int:
+    """Live status in the terminal; read-only. `?` lists the keys."""
+    from fabrictool.cli.top_command import TopOptions, show_top
     from fabrictool.cli.watching import require_tui
 
-    run = require_tui()
-    with LiveStatus(Source(blueprint, inventory, lenient=True), url, key_of(key)) as ask:
-        run(ask, interval)
+    _refuse(
+        "--replay and --demo show no fabric: no URL, --key or --record with them",
+        (replay or made_up) and (url or key or record),
+    )
+    _refuse("either --replay or --demo", replay and made_up)
+    _refuse("--snapshot ends after a look: nothing to record", snapshot and record)
+    require_tui()
+    options = TopOptions(url, key, interval, screen.value, record, replay, made_up=made_up, snapshot=snapshot)
+    return show_top(Source(blueprint, inventory, lenient=True), options)
 
 
 def demo(

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import threading
+import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Self
 
 from fabrictool.base.errors import FabrictoolError, UsageError
 from fabrictool.cli.watching import gateway_url
 from fabrictool.status.client import NoFleetError, fetch, fetch_fleet
-from fabrictool.status.documents import AgentStatus
+from fabrictool.status.documents import AgentStatus, GatewayStatus
+from fabrictool.status.sightings import JournalLine, OperatorView, Sighting, UnitView
 
 if TYPE_CHECKING:
     from fabrictool.cli.source import Source
-    from fabrictool.status.fleet import LiveDocument
+    from fabrictool.status.fleet import FleetStatus, LiveDocument
 
 ANSWER_S = 3.0
+FLEET_S, OPERATOR_S = 5.0, 15.0
+"""Between two looks at the mesh, and at what clusters and journal say: these ask login nodes."""
+LOG_LINES = 500
 
 
 class LiveStatus:
@@ -30,7 +37,7 @@ class LiveStatus:
         self._source = source
         self._given = url
         self._key = key
-        self._url = url
+        self.url = url
         self._way = ExitStack()
 
     def __enter__(self) -> Self:
@@ -45,17 +52,97 @@ class LiveStatus:
         Raises FT5201 and FT5202, and what looking for the gateway raises.
         """
         try:
-            if not self._url:
-                self._url = self._way.enter_context(gateway_url(self._source))
-            document = fetch(self._url, timeout_s=ANSWER_S, key=self._key)
+            if not self.url:
+                self.url = self._way.enter_context(gateway_url(self._source))
+            document = fetch(self.url, timeout_s=ANSWER_S, key=self._key)
             if isinstance(document, AgentStatus):
                 with contextlib.suppress(NoFleetError):  # of an earlier release: its own document is all that it has
-                    return fetch_fleet(self._url, timeout_s=ANSWER_S)
+                    return fetch_fleet(self.url, timeout_s=ANSWER_S)
             return document
         except FabrictoolError:
             self._way.close()
-            self._url = self._given
+            self.url = self._given
             raise
+
+
+class LiveFeed:
+    """Looks for `top`: what `LiveStatus` hears each time, the mesh every few seconds, and, where there is a blueprint,
+    what the clusters and the journal say, looked for beside all that. To be used as a context.
+    """
+
+    def __init__(self, ask: LiveStatus, source: Source | None) -> None:
+        self._ask = ask
+        self._source = source
+        self._fleet: FleetStatus | None = None
+        self._fleet_at = -math.inf
+        self._operator: OperatorView | None = None
+        self._over = threading.Event()
+        self._looking: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        if self._source is not None:
+            self._looking = threading.Thread(target=self._keep_looking, name="operator", daemon=True)
+            self._looking.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+
+    def look(self) -> Sighting:
+        now = time.time()
+        try:
+            live = self._ask()
+        except FabrictoolError as error:
+            return Sighting(at=now, operator=self._operator, trouble=error.problems[0].message, asked=self._ask.url)
+        if isinstance(live, GatewayStatus) and now - self._fleet_at >= FLEET_S:
+            self._fleet_at = now
+            with contextlib.suppress(FabrictoolError):  # a page for clients shows nothing of the mesh
+                self._fleet = fetch_fleet(self._ask.url, timeout_s=ANSWER_S)
+        return Sighting(at=now, live=live, fleet=self._fleet, operator=self._operator, asked=self._ask.url)
+
+    def log(self, address: str) -> list[str]:
+        """Raises FT9005 for what does not run, and what the cluster raises."""
+        if self._source is None:
+            raise UsageError.of(
+                "FT9005", "logs come from the clusters: start `top` beside the blueprint, without a URL"
+            )
+        with self._source.fabric() as fabric:
+            for cluster, unit in fabric.observe().running().values():
+                if unit.address == address:
+                    return fabric.clusters[cluster].log_tail(unit.operation, LOG_LINES)
+        raise UsageError.of("FT9005", f"{address} does not run; `fabrictool logs {address}` has its last log")
+
+    def _keep_looking(self) -> None:
+        while not self._over.is_set():
+            with contextlib.suppress(FabrictoolError):  # it is tried again; `top` shows how old what it has is
+                self._operator = operator_view(self._source) if self._source is not None else None
+            self._over.wait(OPERATOR_S)
+
+
+def operator_view(source: Source) -> OperatorView:
+    """What only this side knows; raises what looking at the clusters raises."""
+    from fabrictool.applier.journal import history
+    from fabrictool.state.overview import overview_of
+
+    now = time.time()
+    with source.fabric() as fabric:
+        overview = overview_of(fabric, source.identity.digest, now=now, patient=False)
+        entries = history(fabric.folder.journal)
+    last = entries[-1].plan if entries else ""
+    known = UnitView.__struct_fields__
+    return OperatorView(
+        at=now,
+        units=[UnitView(**{name: unit[name] for name in known if name in unit}) for unit in overview.units],
+        unknown=overview.unknown,
+        drift=overview.drift,
+        warnings=overview.warnings,
+        journal=[
+            JournalLine(at=e.at, plan=e.plan, kind=e.kind, address=e.address, action=e.action, text=e.text)
+            for e in entries
+            if e.plan == last
+        ],
+        targets=source.blueprint.latency_targets,
+    )
 
 
 def key_of(reference: str) -> str:

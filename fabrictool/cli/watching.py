@@ -21,13 +21,13 @@ from fabrictool.status.client import NoFleetError, StatusUnavailableError, fetch
 from fabrictool.status.documents import GatewayStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from fabrictool.cli.source import Source
     from fabrictool.domain.observed import Observed, ObservedUnit
     from fabrictool.state.fabric import Fabric
     from fabrictool.status.documents import AgentStatus, ModelRow
-    from fabrictool.status.fleet import FleetStatus, LiveDocument
+    from fabrictool.status.fleet import FleetStatus
 
 WATCH_S = 2.0
 ASK_S = 3.0
@@ -300,10 +300,7 @@ def _answers(url: str, *, hubs_too: bool) -> bool:
     return hubs_too or (isinstance(document, GatewayStatus) and bool(document.listen))
 
 
-def require_tui() -> Callable[[Callable[[], LiveDocument], float], None]:
-    """The terminal UI's entry; raises FT9006 when its extra is not installed."""
+def require_tui() -> None:
+    """Raises FT9006 when the extra of the terminal UI is not installed."""
     if importlib.util.find_spec("textual") is None:
         raise UsageError.of("FT9006", "the terminal UI is not installed", hint="pip install 'fabrictool[tui]'")
-    from fabrictool.tui.app import run
-
-    return run

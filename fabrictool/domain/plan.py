@@ -147,10 +147,14 @@ Verdict = Literal["meets", "misses", "undecided", ""]
 none, or an earlier release did not say."""
 
 
+LossKind = Literal["node", "partition", "site", "provider"]
+"""What may be lost at once."""
+
+
 class Survival(msgspec.Struct, frozen=True):
     """What is left of a model's service after the worst of the losses that it is to survive."""
 
-    loss: Literal["node", "partition", "site", "provider"]
+    loss: LossKind
     served: float
     """Share of the demand that the rest serves within the SLO."""
     worst: str = ""

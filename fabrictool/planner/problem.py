@@ -9,14 +9,13 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
-from fabrictool.domain.plan import node_blocks
+from fabrictool.domain.plan import LossKind, node_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from fabrictool.domain.plan import ReplicaPlacement
     from fabrictool.domain.specs import Phase
-    from fabrictool.planner.survival import LossKind
     from fabrictool.simulator.capacity import ReplicaFigures
     from fabrictool.simulator.elastic import Elastic
     from fabrictool.simulator.shared import Shared

@@ -11,12 +11,13 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
+from fabrictool.domain.plan import LossKind
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from fabrictool.planner.problem import ModelNeed, Option, PlacementProblem, Pool, PoolKey
 
-LossKind = Literal["node", "partition", "site", "provider"]
 KINDS: tuple[LossKind, ...] = get_args(LossKind)
 SIDES: tuple[Literal["prefill", "decode"], ...] = ("prefill", "decode")
 """Of a request: each has to be left, by replicas of that phase or by such that do both."""

@@ -1,130 +1,318 @@
-"""``fabrictool top``: asks a status URL once a second and shows what it says; no key changes anything."""
+"""``fabrictool top``: what a fabric looks like, again and again; no key changes anything of it."""
 
 from __future__ import annotations
 
 import asyncio
+import io
 import time
 from typing import TYPE_CHECKING, ClassVar
 
-from textual.app import App
-from textual.widgets import Static
+from rich.console import Console
+from textual.app import App, SystemCommand
+from textual.binding import Binding
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.base.text import visible
-from fabrictool.status.documents import GatewayStatus
-from fabrictool.status.fleet import FleetStatus
-from fabrictool.tui.fleet_rows import fleet_cluster_rows, fleet_headline, fleet_model_rows, fleet_node_rows
-from fabrictool.tui.rows import age_text, agent_rows, cluster_rows, headline, model_rows, node_rows
-from fabrictool.tui.screens.models import ModelsScreen
-from fabrictool.tui.screens.nodes import NodesScreen
-from fabrictool.tui.screens.overview import OverviewScreen
+from fabrictool.status.sightings import Sighting, encode_sighting
+from fabrictool.tui.details import Subject, lines_about, subject_of
+from fabrictool.tui.feeds import Playback
+from fabrictool.tui.history import KEPT_S, History
 from fabrictool.tui.screens.table import TableScreen
+from fabrictool.tui.screens.text import LogScreen, TextScreen
+from fabrictool.tui.tables import TABLES
+from fabrictool.tui.view import ScreenView
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
+    from typing import BinaryIO
 
     from textual.binding import BindingType
+    from textual.screen import Screen
 
-    from fabrictool.status.fleet import LiveDocument
-    from fabrictool.tui.rows import TableRow
+    from fabrictool.tui.feeds import Feed
 
-SCREENS_BY_NAME = {"overview": OverviewScreen, "models": ModelsScreen, "nodes": NodesScreen}
+LOG_S = 2.0
+"""Between two looks at a log."""
+NAMES = [spec.name for spec in TABLES]
+REPLAY_KEYS = """replay
+  , .      a look back, forth
+  < >      thirty looks back, forth
+  0        to its begin, $ to its end"""
+HELP = """screens
+  1 overview   what needs somebody: who, since when, why, what to type; clusters
+  2 models     replicas, latencies, SLO, rates
+  3 nodes      engines, load, ends of allocations
+  4 jobs       units in the words of their schedulers
+  5 mesh       members, who suspects whom, certificates
+  6 events     what happened, newest first
+  7 plan       what the last apply did, and what has drifted since
+  8 logs       of the row that was chosen last
+
+rows
+  enter d  all about it       l  its log          y  copy the command to type
+  /        filter: words, !not, ~fzzy             esc  clear, back
+  s S      sort by the next column, turn it       space  mark, for y
+
+  :        go: `:jobs`, `:llama-70b`              ctrl+p  palette
+  z        compact                                ?  this page      q  quit
+
+No key changes anything of the fabric: y gives the command that would."""
 
 
 class Top(App[None]):
     """The whole terminal UI."""
 
     CSS = """
-    #headline { height: auto; max-height: 5; padding: 0 1; background: $panel; }
+    #headline { height: auto; max-height: 6; padding: 0 1; background: $panel; }
     #tabs { height: 1; padding: 0 1; color: $text-muted; }
     #empty { padding: 1 2; color: $text-muted; }
-    #table { height: auto; max-height: 100%; }
+    #table, #clusters { height: auto; max-height: 100%; }
+    #clusters { margin-top: 1; max-height: 40%; }
+    #text { padding: 0 2; }
+    .compact #tabs { display: none; }
+    .compact #headline { max-height: 1; }
+    .stale DataTable { opacity: 60%; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        ("1", "show('overview')", "overview"),
-        ("2", "show('models')", "models"),
-        ("3", "show('nodes')", "nodes"),
-        ("q", "quit", "quit"),
+        *(
+            Binding(str(number), f"show('{name}')", name, id=f"top.{name}", show=False)
+            for number, name in enumerate([*NAMES, "logs"], 1)
+        ),
+        Binding("d", "describe", "describe", id="top.describe"),
+        Binding("l", "logs", "logs", id="top.logs-of"),
+        Binding("y", "yank", "copy command", id="top.yank"),
+        Binding("z", "compact", "compact", id="top.compact", show=False),
+        Binding("question_mark", "keys", "keys", id="top.keys"),
+        Binding("comma", "step(-1)", show=False, id="top.back-one"),
+        Binding("full_stop", "step(1)", show=False, id="top.on-one"),
+        Binding("less_than_sign", "step(-30)", show=False, id="top.back-many"),
+        Binding("greater_than_sign", "step(30)", show=False, id="top.on-many"),
+        Binding("0", "jump(0.0)", show=False, id="top.begin"),
+        Binding("dollar_sign", "jump(1.0)", show=False, id="top.end"),
+        Binding("q", "quit", "quit", id="top.quit"),
     ]
 
+    # Wide: where looks come from and go to, and how often.
     def __init__(
-        self, ask: Callable[[], LiveDocument], interval_s: float, clock: Callable[[], float] = time.time
+        self,
+        feed: Feed | Playback,
+        interval_s: float,
+        *,
+        clock: Callable[[], float] = time.time,
+        record: BinaryIO | None = None,
+        shown: str = "overview",
     ) -> None:
         super().__init__()
-        self._ask = ask
-        self._interval = interval_s
-        self._clock = clock
-        self._document: LiveDocument | None = None
-        self._trouble = ""
-        self._since: float | None = None
-        """When the first question in a row was not answered."""
-        self._shown = "overview"
+        self._feed, self._interval, self._clock, self._record = feed, interval_s, clock, record
+        self._history = History()
+        self._moment = Sighting(at=clock(), asked="…")
+        self._shown = shown
+        self._subject = Subject("")
+        self._described: tuple[TextScreen, Subject] | None = None
+        self.looked = asyncio.Event()
+        """There was an answer, or a word why there is none."""
+
+    @property
+    def view(self) -> ScreenView:
+        """What is drawn now; of a recording at the time of its sighting."""
+        now = self._moment.at if isinstance(self._feed, Playback) else self._clock()
+        return ScreenView(self._moment, now, self._history)
 
     def on_mount(self) -> None:
-        for name, screen in SCREENS_BY_NAME.items():
-            self.install_screen(screen(self.redraw), name)
-        self.push_screen("overview")
-        self.run_worker(self._keep_asking(), exclusive=True)
+        for spec in TABLES:
+            self.install_screen(TableScreen(spec, self.go, self.redraw), spec.name)
+        self.push_screen(self._shown)
+        if isinstance(self._feed, Playback):
+            self._rewind(self._feed)
+        else:
+            self.run_worker(self._keep_asking(self._feed), exclusive=True)
+
+    # -- looks -----------------------------------------------------------------------------------------------------
+
+    async def _keep_asking(self, feed: Feed) -> None:
+        while True:
+            look = await asyncio.to_thread(feed.look)
+            if look.live is None:
+                look = Sighting(at=look.at, live=self._moment.live, trouble=look.trouble, asked=look.asked)
+            self._moment = look
+            self._history.add(look)
+            if self._record is not None:
+                await asyncio.to_thread(self._write, encode_sighting(look))
+            self.looked.set()
+            self.redraw()
+            await asyncio.sleep(self._interval)
+
+    def _write(self, line: bytes) -> None:
+        if self._record is not None:
+            self._record.write(line)
+            self._record.flush()
+
+    def _rewind(self, replay: Playback) -> None:
+        """Stand at its look, with what went before it."""
+        self._history = History()
+        first = replay.moment.at - KEPT_S
+        for look in replay.looks[: replay.at + 1]:
+            if look.at >= first:
+                self._history.add(look)
+        self._moment = replay.moment
+        self.looked.set()
+        self.redraw()
+
+    def redraw(self) -> None:
+        """Show the newest look on the current screen."""
+        view, screen = self.view, self.screen
+        if isinstance(screen, TableScreen) and screen.ready:
+            lines = [view.trouble_line(), visible(view.headline()), self._place(view)]
+            screen.set_class(bool(self._moment.trouble), "stale")
+            screen.show(view, "\n".join(filter(None, lines)), self._tabs())
+        elif self._described is not None and screen is self._described[0]:
+            self._described[0].update(lines_about(view, self._described[1]))
+
+    def _place(self, view: ScreenView) -> str:
+        """Where in a recording it is."""
+        if not isinstance(self._feed, Playback):
+            return ""
+        stamp = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(view.now))
+        return f"replay {self._feed.at + 1}/{len(self._feed.looks)}, {stamp}   , . < > move"
+
+    def _tabs(self) -> str:
+        names = [f"{number} {name}" for number, name in enumerate([*NAMES, "logs"], 1)]
+        at = NAMES.index(self._shown)
+        names[at] = f"[reverse] {names[at]} [/reverse]"
+        return "  ".join(names)
+
+    # -- keys -------------------------------------------------------------------------------------------------------
 
     def action_show(self, name: str) -> None:
+        while len(self.screen_stack) > 2:  # Textual's own, and the table under what lies on it
+            self.pop_screen()
+        if name == "logs":
+            self.action_logs()
+            return
         self._shown = name
         self.switch_screen(name)
         self.redraw()
 
-    async def _keep_asking(self) -> None:
-        while True:
-            try:
-                self._document = await asyncio.to_thread(self._ask)
-                self._trouble, self._since = "", None
-            except FabrictoolError as error:
-                self._trouble = visible(error.problems[0].message)
-                self._since = self._clock() if self._since is None else self._since
-            self.redraw()
-            await asyncio.sleep(self._interval)
+    def action_return(self) -> None:
+        self.pop_screen()
+        self.redraw()
 
-    def redraw(self) -> None:
-        """Show the last document on the current screen."""
+    def action_keys(self) -> None:
+        lines = HELP.splitlines() + (["", *REPLAY_KEYS.splitlines()] if isinstance(self._feed, Playback) else [])
+        self.push_screen(TextScreen("keys", lines))
+
+    def action_describe(self) -> None:
+        subject = self._under_cursor()
+        if subject.name:
+            page = TextScreen(visible(subject.name), lines_about(self.view, subject))
+            self._described = page, subject
+            self.push_screen(page)
+
+    def action_logs(self) -> None:
+        """Of the row's replica or unit."""
+        subject = self._under_cursor()
+        address = subject.unit.address if subject.unit is not None else ""
+        address = address or (f"replica/{subject.replica}" if subject.replica else "")
+        if not address:
+            self.notify("choose a replica or a unit first: screens 1, 3 or 4", severity="warning")
+            return
+        page = LogScreen(address)
+        self.push_screen(page)
+        self.run_worker(self._keep_reading(page), group="log", exclusive=True)
+
+    async def _keep_reading(self, page: LogScreen) -> None:
+        while page in self.screen_stack:
+            page.give(await asyncio.to_thread(self._tail_of, page.address))
+            await asyncio.sleep(LOG_S)
+
+    def _tail_of(self, address: str) -> list[str]:
+        if isinstance(self._feed, Playback):
+            return ["a recording has no logs"]
+        try:
+            return self._feed.log(address)
+        except FabrictoolError as error:
+            return [f"! {problem.message}" for problem in error.problems]
+
+    def action_yank(self) -> None:
         screen = self.screen
-        if not isinstance(screen, TableScreen) or not screen.ready or not screen.query("#headline"):
-            return
-        if self._document is None:
-            screen.query_one("#headline", Static).update(self._complaint() or "connecting …")
-            return
-        age = max(0.0, self._clock() - self._document.at)
-        document, told = self._document, age_text(age)
-        head = fleet_headline(document, told) if isinstance(document, FleetStatus) else headline(document, told)
-        lines = [self._complaint(), visible(head)]
-        screen.show("\n".join(filter(None, lines)), self._tabs(), self._rows(screen))
+        if not isinstance(screen, TableScreen):
+            subjects = [self._subject]
+        else:
+            subjects = [subject_of(self.view, screen.spec.name, key) for key in screen.table.keys_meant]
+        commands = [subject.commands[0] for subject in subjects if subject.commands]
+        if commands:
+            self.copy_to_clipboard("\n".join(commands))
+            self.notify(visible("\n".join(commands)), title="copied", markup=False)
+        else:
+            self.notify("no command goes with that row", severity="warning")
 
-    def _complaint(self) -> str:
-        """Why there is no news, for how long, and that it is not over."""
-        if self._since is None:
-            return ""
-        silent = max(0.0, self._clock() - self._since)
-        return f"! NO ANSWER for {silent:.0f} s: {self._trouble}; asking again every {self._interval:g} s"
+    def action_compact(self) -> None:
+        self.toggle_class("compact")
+        for spec in TABLES:
+            self.get_screen(spec.name).toggle_class("compact")
 
-    def _rows(self, screen: TableScreen) -> list[TableRow]:
-        document = self._document
-        if isinstance(document, GatewayStatus):
-            if isinstance(screen, ModelsScreen):
-                return model_rows(document)
-            return node_rows(document) if isinstance(screen, NodesScreen) else cluster_rows(document)
-        if isinstance(document, FleetStatus):
-            if isinstance(screen, ModelsScreen):
-                return fleet_model_rows(document)
-            return fleet_node_rows(document) if isinstance(screen, NodesScreen) else fleet_cluster_rows(document)
-        if document is not None and isinstance(screen, NodesScreen):
-            return agent_rows(document)
-        return []
+    def action_step(self, looks: int) -> None:
+        if isinstance(self._feed, Playback):
+            self._feed.step(looks)
+            self._rewind(self._feed)
 
-    def _tabs(self) -> str:
-        names = [f"{number} {screen.TITLE_TEXT}" for number, screen in enumerate(SCREENS_BY_NAME.values(), 1)]
-        current = list(SCREENS_BY_NAME).index(self._shown)
-        names[current] = f"[reverse] {names[current]} [/reverse]"
-        return "   ".join(names)
+    def action_jump(self, share: float) -> None:
+        if isinstance(self._feed, Playback):
+            self._feed.jump(share)
+            self._rewind(self._feed)
+
+    def go(self, where: str) -> None:
+        """To a screen by the begin of its name, or to a model."""
+        names = [name for name in [*NAMES, "logs"] if where and name.startswith(where)]
+        if where in ("q", "quit"):
+            self.exit()
+        elif names:
+            self.action_show(names[0])
+        else:
+            self.action_show("models")
+            self.call_after_refresh(self._filter, where)
+
+    def _filter(self, words: str) -> None:
+        if isinstance(self.screen, TableScreen):
+            self.screen.filter_by(words)
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """The palette: Textual's own, and every screen."""
+        yield from super().get_system_commands(screen)
+        for name in [*NAMES, "logs"]:
+            yield SystemCommand(name, f"Show {name}", lambda name=name: self.action_show(name))
+
+    def _under_cursor(self) -> Subject:
+        screen = self.screen
+        if isinstance(screen, TableScreen):
+            key = screen.table.key_under_cursor
+            self._subject = Subject("") if key is None else subject_of(self.view, screen.spec.name, key)
+        return self._subject
+
+    # -- pictures ---------------------------------------------------------------------------------------------------
+
+    def as_text(self) -> str:
+        """The screen as it stands, in letters."""
+        width, height = self.size
+        console = Console(width=width, height=height, file=io.StringIO(), record=True, color_system=None)
+        console.print(self.screen._compositor.render_update(full=True))  # noqa: SLF001 - export_screenshot's way
+        return "\n".join(line.rstrip() for line in console.export_text().splitlines()).rstrip()
 
 
-def run(ask: Callable[[], LiveDocument], interval_s: float) -> None:
-    """Show what `ask` answers until the user quits; raises what it raises when there is no answer at first."""
-    ask()
-    Top(ask, interval_s).run()
+def run(feed: Feed | Playback, interval_s: float, *, record: BinaryIO | None = None, screen: str = "overview") -> None:
+    """Show what `feed` says until somebody quits."""
+    Top(feed, interval_s, record=record, shown=screen).run()
+
+
+def snapshot(feed: Feed | Playback, size: tuple[int, int], screen: str = "overview") -> str:
+    """One screen in letters, after the first look."""
+
+    async def picture() -> str:
+        app = Top(feed, 3600.0, shown=screen)
+        async with app.run_test(size=size) as pilot:
+            await app.looked.wait()
+            await pilot.pause()
+            await pilot.pause()
+            return app.as_text()
+
+    return asyncio.run(picture())

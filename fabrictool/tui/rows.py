@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -10,7 +11,7 @@ from fabrictool.status.documents import GatewayStatus
 from fabrictool.status.elastic import in_words
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from fabrictool.status.documents import AgentStatus, ModelRow, NodeRow, ServiceRow
 
@@ -34,15 +35,21 @@ class TableRow:
 
 
 CLUSTER_COLUMNS = ("CLUSTER", "STATE", "PROVIDER", "NODES", "DEVICES", "REPLICAS", "OPEN", "NEXT WALLTIME")
-MODEL_COLUMNS = ("MODEL", "STATE", "READY", "PROVIDERS", "OPEN", "REQUESTS", "FAILED", "TTFT p95", "TPOT p95", "TOKENS")
+MODEL_COLUMNS = (
+    "MODEL", "STATE", "READY", "TTFT p95", "TPOT p95", "SLO", "REQ/S", "TOK/S", "OPEN", "FAILED", "REQUESTS",
+    "PROVIDERS", "TREND",
+)  # fmt: skip
 NODE_COLUMNS = (
     "NODE", "STATE", "LINK", "REPLICA", "ENGINE", "RUN", "WAIT", "KV", "REQUESTS", "WALLTIME", "CLUSTER", "ROLE",
 )  # fmt: skip
 SPARED = (
-    "ROLE", "TOKENS", "KV", "REQUESTS", "WAIT", "PROVIDER", "PROVIDERS", "DEVICES", "WALLTIME", "CLUSTER", "OPEN",
-    "RUN", "ENGINE", "NEXT WALLTIME", "REPLICAS", "TPOT p95", "NODES",
+    "ROLE", "OPERATION", "PROVIDERS", "RELEASE", "KV", "REQUESTS", "WAIT", "PROVIDER", "DEVICES", "TREND", "WALLTIME",
+    "CLUSTER", "OPEN", "TOK/S", "RUN", "ENGINE", "NEXT WALLTIME", "REPLICAS", "TPOT p95", "NODES", "SUSPECTED BY",
+    "CERTIFICATE", "TYPE", "SOURCE", "STARTS", "ENDS", "JOB", "REQ/S", "SLO",
 )  # fmt: skip
 """What a narrow terminal does without, first to last; names, states, links and failures stay."""
+ELASTIC = {"TYPE": 20, "SUBJECT": 16, "TEXT": 24, "WHY": 34}
+"""Columns of words, and how many letters they keep where there is no room; the row's own page has all of them."""
 
 
 def problems_first(rows: Sequence[TableRow]) -> list[TableRow]:
@@ -50,19 +57,32 @@ def problems_first(rows: Sequence[TableRow]) -> list[TableRow]:
     return sorted(rows, key=lambda row: LEVELS.index(row.level))
 
 
-def columns_that_fit(columns: tuple[str, ...], rows: Sequence[TableRow], width: int) -> tuple[str, ...]:
-    """Those of `columns` that stand in `width` whole, each with a space on both sides."""
+def columns_that_fit(columns: tuple[str, ...], rows: Sequence[TableRow], width: int) -> dict[str, int]:
+    """Those of `columns` that stand in `width`, each with a space on both sides, and how many letters they have.
+
+    Whole columns go first, as far as text cannot be cut (`ELASTIC`).
+    """
     widths = {
-        column: max(len(column), *(len(row.cells[index]) for row in rows)) + 2 if rows else len(column) + 2
+        column: max(len(column), *(len(row.cells[index]) for row in rows)) if rows else len(column)
         for index, column in enumerate(columns)
     }
-    left = list(columns)
+
+    least = {column: min(widths[column], ELASTIC.get(column, widths[column])) for column in widths}
     for column in SPARED:
-        if sum(widths[name] for name in left) <= width:
+        if sum(least[name] + 2 for name in widths) <= width:
             break
-        if column in left and column != columns[0]:
-            left.remove(column)
-    return tuple(left)
+        if column in widths and column != columns[0]:
+            del widths[column]
+    for column in ELASTIC:
+        over = sum(letters + 2 for letters in widths.values()) - width
+        if column in widths and over > 0:
+            widths[column] = max(least[column], widths[column] - over)
+    return widths
+
+
+def cut(text: str, letters: int) -> str:
+    """With a mark where something is left out."""
+    return text if len(text) <= letters else text[: max(0, letters - 1)] + "…"
 
 
 def age_text(age_s: float) -> str:
@@ -98,7 +118,7 @@ def cluster_rows(document: GatewayStatus) -> list[TableRow]:
         if node.role != "gateway":
             groups.setdefault(node.cluster or node.provider, []).append(node)
     rows: list[TableRow] = []
-    for cluster, nodes in sorted(groups.items()):
+    for cluster, nodes in sorted(groups.items(), key=lambda group: natural(group[0])):
         linked = sum(node.connected for node in nodes)
         services = [service for node in nodes if node.connected for service in node.services]
         ends = [node.ends_at for node in nodes if node.connected and node.ends_at is not None]
@@ -117,10 +137,6 @@ def cluster_rows(document: GatewayStatus) -> list[TableRow]:
         )
         rows.append(table_row(cluster, cells, level))
     return problems_first(rows)
-
-
-def model_rows(document: GatewayStatus) -> list[TableRow]:
-    return problems_first([_model_row(model) for model in document.models])
 
 
 def node_rows(document: GatewayStatus) -> list[TableRow]:
@@ -171,34 +187,62 @@ def _engine_text(document: AgentStatus) -> str:
 
 
 def matches(cells: tuple[str, ...], wanted: str) -> bool:
-    """Whether a row passes the filter: every word occurs, a word after ``!`` does not."""
+    """Whether a row passes the filter: every word occurs, a word after ``!`` does not, and of one after ``~`` the
+    letters occur in this order in one cell.
+    """
     text = " ".join(cells).lower()
-    return all((word[1:] not in text) if word.startswith("!") else (word in text) for word in wanted.lower().split())
+
+    def passes(word: str) -> bool:
+        if word.startswith("!"):
+            return len(word) == 1 or word[1:] not in text
+        if word.startswith("~"):
+            return any(_in_order(word[1:], cell.lower()) for cell in cells)
+        return word in text
+
+    return all(passes(word) for word in wanted.lower().split())
+
+
+def _in_order(letters: str, text: str) -> bool:
+    rest = iter(text)
+    return all(letter in rest for letter in letters)
 
 
 def table_row(key: str, cells: tuple[str, ...], level: Level) -> TableRow:
     return TableRow(key, tuple(visible(cell) for cell in cells), level)
 
 
-def _model_row(model: ModelRow) -> TableRow:
-    level: Level = "well" if model.ready and model.ready == model.wanted else "worth a look" if model.ready else "bad"
-    state = {"well": "ok", "worth a look": "degraded", "bad": "not served"}[level]
+def model_level(model: ModelRow) -> Level:
     if not model.wanted and model.dormant:
-        level, state = "well", f"starting for {model.held}" if model.held else "on request"
+        return "well"
+    return "well" if model.ready and model.ready == model.wanted else "worth a look" if model.ready else "bad"
+
+
+def model_cells(model: ModelRow, figures: Mapping[str, str]) -> tuple[str, ...]:
+    """`figures`: the columns that the document does not say."""
+    state = {"well": "ok", "worth a look": "degraded", "bad": "not served"}[model_level(model)]
+    if not model.wanted and model.dormant:
+        state = f"starting for {model.held}" if model.held else "on request"
     few = f" (n={model.samples})" if 0 < model.samples < FEW else ""
-    cells = (
+    return (
         model.model,
         state,
         f"{model.ready}/{model.wanted}",
-        ", ".join(model.providers) or "–",
+        seconds_text(model.ttft_p95_s) + few,
+        seconds_text(model.tpot_p95_s),
+        figures["SLO"],
+        figures["REQ/S"],
+        figures["TOK/S"],
         str(model.in_flight),
-        str(model.requests),
         str(model.failures),
-        _seconds(model.ttft_p95_s) + few,
-        _seconds(model.tpot_p95_s),
-        str(model.tokens),
+        str(model.requests),
+        ", ".join(model.providers) or "–",
+        figures["TREND"],
     )
-    return table_row(model.model, cells, level)
+
+
+def natural(text: str) -> tuple[tuple[int, str], ...]:
+    """By which cluster-2 comes before cluster-10."""
+    return tuple((int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", text) if part)
 
 
 def _node_cells(node: NodeRow, service: ServiceRow | None, now: float) -> tuple[str, ...]:
@@ -223,7 +267,7 @@ def _node_cells(node: NodeRow, service: ServiceRow | None, now: float) -> tuple[
     )
 
 
-def _seconds(value: float | None) -> str:
+def seconds_text(value: float | None) -> str:
     if value is None:
         return "–"
     return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.1f} s"

@@ -14,14 +14,16 @@ async def test_an_agent_shows_clusters_models_and_nodes_and_no_figure_that_it_do
         head = text(app, "#headline")
         assert f"view from the agent {AGENT[:8]} on one/n1 · 1.0 s old" in head
         assert "nodes 1 serving, 1 suspected   gateways 2/2 linked   records 6   requests: ask a gateway" in head
-        assert [row[:4] for row in cells(app)] == [
+        clusters = cells(app, "#clusters")
+        assert [row[:4] for row in clusters] == [
             ["two", "1 suspected", "beta", "0/1"], ["one", "ok", "alpha", "1/1"],
         ]  # fmt: skip
-        assert [row[6] for row in cells(app)] == ["?", "?"]
-        assert cells(app)[1][7] == "in 2 h 01 m"
+        assert [row[6] for row in clusters] == ["?", "?"]
+        assert clusters[1][7] == "in 2 h 01 m"
+        assert cells(app)[0][:2] == ["llama/1", "suspected"]
         await pilot.press("2")
         await settled(pilot)
-        assert cells(app) == [["llama", "degraded", "1/2", "alpha", *["?"] * 6]]
+        assert cells(app) == [["llama", "degraded", "1/2", *["?"] * 8, "alpha", "?"]]
         await pilot.press("3")
         await settled(pilot)
         rows = {row[3]: row for row in cells(app) if row[11] == "agent"}

@@ -1,16 +1,17 @@
-"""The terminal UI on recorded documents, in a terminal of fixed size."""
+"""The terminal UI on documents, in a terminal of fixed size: its tables, its keys, and what it does with trouble."""
 
 import contextlib
 
 import msgspec
 import pytest
-from textual.widgets import DataTable, Static
+from textual.widgets import DataTable, RichLog, Static
 
-from fabrictool.base.errors import UnreachableError
+from fabrictool.base.errors import FabrictoolError, UnreachableError
 from fabrictool.cli import live
 from fabrictool.status.documents import (
     AgentStatus,
     EngineStatus,
+    Event,
     GatewayStatus,
     ModelRow,
     NodeRow,
@@ -19,8 +20,11 @@ from fabrictool.status.documents import (
     decode,
     encode,
 )
+from fabrictool.status.sightings import JournalLine, OperatorView, Sighting, UnitView
 from fabrictool.tui.app import Top
-from fabrictool.tui.rows import NODE_COLUMNS, matches
+from fabrictool.tui.rows import NODE_COLUMNS, matches, natural
+from fabrictool.tui.screens.table import TableScreen
+from fabrictool.tui.screens.text import LogScreen
 
 NOW = 1_800_000_000.0
 
@@ -59,8 +63,25 @@ def gateway(**changes):
     return GatewayStatus(**(fields | changes))
 
 
-def cells(app):
-    table = app.screen.query_one("#table", DataTable)
+class Answers:
+    """A feed of documents, or of what is raised instead."""
+
+    def __init__(self, ask, operator=None):
+        self.ask, self.operator, self.logs = ask, operator, {}
+
+    def look(self):
+        try:
+            live = self.ask()
+        except FabrictoolError as error:
+            return Sighting(at=NOW, operator=self.operator, trouble=error.problems[0].message, asked="h:1")
+        return Sighting(at=NOW, live=live, operator=self.operator, asked="h:1")
+
+    def log(self, address):
+        return self.logs[address]
+
+
+def cells(app, name="#table"):
+    table = app.screen.query_one(name, DataTable)
     return [[str(cell) for cell in table.get_row(row)] for row in table.rows]
 
 
@@ -73,35 +94,124 @@ async def settled(pilot):
         await pilot.pause()
 
 
-def top(ask):
-    return Top(ask, 3600.0, clock=lambda: NOW + 1)
+def top(ask, operator=None, **changes):
+    return Top(Answers(ask, operator), 3600.0, **({"clock": lambda: NOW + 1} | changes))
+
+
+def column(app, name):
+    """The cells of a column that is shown."""
+    table = app.screen.query_one("#table", DataTable)
+    at = [str(column.label).split()[0] for column in table.columns.values()].index(name.split()[0])
+    return [row[at] for row in cells(app)]
+
+
+def labels(app):
+    return {str(column.label) for column in app.screen.query_one("#table", DataTable).columns.values()}
+
+
+OPERATOR = OperatorView(
+    at=NOW,
+    units=[
+        UnitView(
+            address="replica/llama/0", cluster="clariden", state="running", ready=True, job="41", ends_at=NOW + 7260
+        ),
+        UnitView(address="replica/llama/1", cluster="clariden", state="lost", job="42", detail="its node was rebooted"),
+        UnitView(
+            address="replica/qwen/1", cluster="bristen", state="pending", job="43", begins_at=NOW + 600,
+            detail="Resources: a node with 4 a100-80g is awaited",
+        ),
+    ],
+    drift=["replica/qwen/1 does not run yet"],
+    journal=[
+        JournalLine(at=NOW - 99, plan="p" * 16, kind="begin"),
+        JournalLine(at=NOW - 90, plan="p" * 16, kind="done", address="replica/llama/0", action="create"),
+        JournalLine(
+            at=NOW - 80, plan="p" * 16, kind="failed", address="replica/qwen/1", action="create", text="no such account"
+        ),
+    ],
+    targets={"llama": (0.5, None), "qwen": (1.0, None)},
+)  # fmt: skip
+
+
+# -- the screens ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.asyncio
-async def test_three_screens_show_clusters_models_and_nodes():
+async def test_the_overview_says_who_needs_somebody_and_how_the_clusters_are():
     app = top(gateway)
     async with app.run_test(size=(140, 30)) as pilot:
         await settled(pilot)
-        assert [row[:2] for row in cells(app)] == [["clariden", "1 lost"], ["bristen", "ok"]]  # problems first
-        assert cells(app)[0][3] == "1/2"
-        assert "1.0 s old" in text(app, "#headline")
-        assert "nodes 2/3 linked" in text(app, "#headline")
+        rows = {row[0]: row for row in cells(app)}
+        assert rows["llama/1"][1:3] == ["lost", "13 s"]
+        assert rows["llama/1"][3] == "clariden/n2: its tunnel broke"
+        assert rows["llama/1"][4] == "fabrictool logs llama/1"
+        assert rows["llama"][1] == "degraded"
+        assert cells(app)[0][0] == "llama/1", "the worst first"
+        assert [row[:2] for row in cells(app, "#clusters")] == [["clariden", "1 lost"], ["bristen", "ok"]]
+        head = text(app, "#headline")
+        assert "1.0 s old" in head
+        assert "nodes 2/3 linked" in head
+        assert "1 bad, 1 worth a look" in head
+        assert "next end in 2 h 00 m" in head
+
+
+@pytest.mark.asyncio
+async def test_models_and_nodes():
+    app = top(gateway, OPERATOR)
+    async with app.run_test(size=(160, 30)) as pilot:
         await pilot.press("2")
         await settled(pilot)
-        assert cells(app)[0][:3] == ["llama", "degraded", "1/2"]
-        assert cells(app)[0][-3:] == ["612 ms (n=3)", "31 ms", "900"]
+        assert cells(app)[0][:6] == ["llama", "degraded", "1/2", "612 ms (n=3)", "31 ms", "missed"]
+        assert column(app, "SLO") == ["missed", "no answers yet"]
         await pilot.press("3")
         await settled(pilot)
-        assert [row[2] for row in cells(app)] == ["lost 12 s", "up", "up"]
-        assert cells(app)[0][9] == "in 2 h 01 m"
+        assert column(app, "LINK") == ["lost 12 s", "up", "up"]
+        assert column(app, "WALLTIME")[0] == "in 2 h 01 m"
+
+
+@pytest.mark.asyncio
+async def test_jobs_speak_the_schedulers_words_and_the_plan_says_what_became_of_each_unit():
+    app = top(gateway, OPERATOR)
+    async with app.run_test(size=(140, 30)) as pilot:
+        await pilot.press("4")
+        await settled(pilot)
+        assert column(app, "UNIT") == ["replica/llama/1", "replica/qwen/1", "replica/llama/0"]
+        assert column(app, "WHY")[1] == "Resources: a node with 4 a100-80g is awaited"
+        assert column(app, "STARTS")[1] == "in 9 m 59 s"
+        await pilot.press("7")
+        await settled(pilot)
+        assert [row[:2] for row in cells(app)] == [
+            ["replica/qwen/1", "failed"], ["drift", "since then"], ["replica/llama/0", "done"],
+        ]  # fmt: skip
+        assert column(app, "TEXT")[0] == "no such account"
+        await pilot.press("6")
+        await settled(pilot)
+        assert column(app, "KIND")[:2] == ["failed", "done"], "newest first"
+
+
+@pytest.mark.asyncio
+async def test_what_only_the_operators_side_knows_is_told_so_without_it():
+    app = top(gateway)
+    async with app.run_test(size=(120, 30)) as pilot:
+        for key in ("4", "7"):
+            await pilot.press(key)
+            await settled(pilot)
+            assert "start `fabrictool top` beside it" in text(app, "#empty")
+        await pilot.press("5")
+        await settled(pilot)
+        assert "shows nothing of the mesh" in text(app, "#empty")
 
 
 @pytest.mark.asyncio
 async def test_a_planned_replica_that_no_node_has_is_a_row():
     document = gateway()
     lost = msgspec.structs.replace(document.models[1], planned=2, missing=["qwen/1"])
-    app = top(lambda: msgspec.structs.replace(document, models=[document.models[0], lost]))
+    app = top(lambda: msgspec.structs.replace(document, models=[document.models[0], lost]), OPERATOR)
     async with app.run_test(size=(140, 30)) as pilot:
+        await settled(pilot)
+        (row,) = [row for row in cells(app) if row[0] == "qwen/1"]
+        assert row[1] == "missing"
+        assert row[3] == "pending: Resources: a node with 4 a100-80g is awaited"
         await pilot.press("2")
         await settled(pilot)
         assert ["qwen", "degraded", "1/2"] in [row[:3] for row in cells(app)]
@@ -113,17 +223,21 @@ async def test_a_planned_replica_that_no_node_has_is_a_row():
 @pytest.mark.asyncio
 async def test_a_changed_view_changes_cells_and_drops_rows():
     documents = [gateway(), gateway(nodes=[node("n3", "bristen", "eth")])]
-    app = Top(lambda: documents.pop(0) if len(documents) > 1 else documents[0], 0.01, clock=lambda: NOW)
+    feed = Answers(lambda: documents.pop(0) if len(documents) > 1 else documents[0])
+    app = Top(feed, 0.01, clock=lambda: NOW)
     async with app.run_test(size=(140, 30)) as pilot:
         for _ in range(100):
             await pilot.pause(0.02)
-            if [row[0] for row in cells(app)] == ["bristen"]:
+            if [row[0] for row in cells(app, "#clusters")] == ["bristen"]:
                 break
-        assert [row[0] for row in cells(app)] == ["bristen"]
+        assert [row[0] for row in cells(app, "#clusters")] == ["bristen"]
+
+
+# -- keys -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.asyncio
-async def test_filter_and_its_inverse():
+async def test_filters_without_and_in_order():
     app = top(gateway)
     async with app.run_test(size=(140, 30)) as pilot:
         await pilot.press("3")
@@ -134,6 +248,124 @@ async def test_filter_and_its_inverse():
         await pilot.press("escape")
         await settled(pilot)
         assert len(cells(app)) == 3
+        await pilot.press("slash", "tilde", *"brsn")
+        await settled(pilot)
+        assert [row[0] for row in cells(app)] == ["n3"]
+        await pilot.press("x")
+        await settled(pilot)
+        assert text(app, "#empty") == "no row passes the filter"
+
+
+@pytest.mark.asyncio
+async def test_sorting_goes_through_the_columns_and_numbers_count_as_numbers():
+    nodes = [node(f"n{n}", f"cluster-{n}", "p") for n in (10, 2, 1)]
+    app = top(lambda: gateway(nodes=nodes))
+    async with app.run_test(size=(140, 30)) as pilot:
+        await settled(pilot)
+        assert [row[0] for row in cells(app, "#clusters")] == ["cluster-1", "cluster-2", "cluster-10"]
+        await pilot.press("3", "s")
+        await settled(pilot)
+        assert [row[0] for row in cells(app)] == ["n1", "n2", "n10"]
+        assert "NODE ▲" in labels(app)
+        await pilot.press("S")
+        await settled(pilot)
+        assert [row[0] for row in cells(app)] == ["n10", "n2", "n1"]
+        await pilot.press("escape")
+        await settled(pilot)
+        assert [row[0] for row in cells(app)] == ["n10", "n2", "n1"], "as they came"
+
+
+@pytest.mark.asyncio
+async def test_commands_are_copied_and_never_carried_out():
+    app, copied = top(gateway, OPERATOR), []
+    app.copy_to_clipboard = copied.append
+    async with app.run_test(size=(140, 30)) as pilot:
+        await pilot.press("3")
+        await settled(pilot)
+        await pilot.press("y")
+        assert copied == ["fabrictool logs replica/llama/1"]
+        await pilot.press("space", "space", "y")
+        await settled(pilot)
+        assert copied[1].splitlines() == ["fabrictool logs replica/llama/1", "fabrictool logs replica/llama/0"]
+        assert cells(app)[0][0].startswith("● ")
+
+
+@pytest.mark.asyncio
+async def test_a_row_in_full_and_back():
+    app = top(gateway, OPERATOR)
+    async with app.run_test(size=(140, 40)) as pilot:
+        await pilot.press("2")
+        await settled(pilot)
+        await pilot.press("enter")
+        await settled(pilot)
+        page = text(app, "#text")
+        assert "model llama: 1 of 2 replicas are ready" in page
+        assert "TTFT p50 –, p95 612 ms, target 500 ms (of 3 answers)" in page
+        assert "node n1 of clariden, provider cscs: linked" in page
+        assert "node n2 of clariden, provider cscs: lost" in page
+        assert "n3" not in page
+        await pilot.press("escape", "3", "d")
+        await settled(pilot)
+        page = text(app, "#text")
+        assert "unit replica/llama/1 on clariden: lost, not ready" in page
+        assert "its node was rebooted" in page
+        assert "fabrictool logs replica/llama/1 --follow" in page
+        await pilot.press("escape")
+        await settled(pilot)
+        assert len(cells(app)) == 3
+
+
+@pytest.mark.asyncio
+async def test_a_log_is_followed_and_searched():
+    app = top(gateway, OPERATOR)
+    app._feed.logs["replica/llama/1"] = ["loading weights", "out of memory\x1b[2J"]
+    async with app.run_test(size=(140, 40)) as pilot:
+        await pilot.press("4")
+        await settled(pilot)
+        await pilot.press("l")
+        for _ in range(50):
+            await pilot.pause(0.02)
+            if len(app.screen.query_one("#log", RichLog).lines) == 2:
+                break
+        lines = [strip.text.rstrip() for strip in app.screen.query_one("#log", RichLog).lines]
+        assert lines == ["loading weights", "out of memory\ufffd[2J"]
+        await pilot.press("slash", *"memory")
+        await settled(pilot)
+        assert len(app.screen.query_one("#log", RichLog).lines) == 1
+        await pilot.press("escape")
+        await settled(pilot)
+        assert app.screen.query("#table")
+
+
+@pytest.mark.asyncio
+async def test_going_by_name():
+    app = top(gateway, OPERATOR)
+    async with app.run_test(size=(140, 40)) as pilot:
+        await settled(pilot)
+        await pilot.press("colon", *"job", "enter")
+        await settled(pilot)
+        assert "UNIT" in labels(app)
+        await pilot.press("colon", *"qwen", "enter")
+        await settled(pilot)
+        assert [row[0] for row in cells(app)] == ["qwen"]
+        await pilot.press("question_mark")
+        await settled(pilot)
+        assert "No key changes anything of the fabric" in text(app, "#text")
+        await pilot.press("question_mark", "z")
+        await settled(pilot)
+        assert app.screen.query_one("#headline").size.height == 1
+
+
+@pytest.mark.asyncio
+async def test_no_key_does_more_than_look():
+    seen = {binding.action.split("(")[0] for binding in (*Top.BINDINGS, *TableScreen.BINDINGS, *LogScreen.BINDINGS)}
+    assert seen <= {
+        "show", "describe", "logs", "yank", "compact", "keys", "step", "jump", "quit", "filter", "go", "sort", "turn",
+        "mark", "clear", "app.return", "search", "follow", "wrap",
+    }  # fmt: skip
+
+
+# -- trouble ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.asyncio
@@ -142,7 +374,7 @@ async def test_what_others_wrote_is_text_and_never_markup():
     app = top(lambda: gateway(fabric=odd, nodes=[node("n1", odd, "cscs")]))
     async with app.run_test(size=(180, 30)) as pilot:
         await settled(pilot)
-        assert [row[0] for row in cells(app)] == [odd]
+        assert [row[0] for row in cells(app, "#clusters")] == [odd]
         assert odd in text(app, "#headline")
 
 
@@ -172,37 +404,46 @@ async def test_a_gateway_that_stops_answering_leaves_the_last_view_and_says_so()
             return answers.pop()
         raise UnreachableError.of("FT5201", "no status from h:1: connection refused")
 
-    app = Top(ask, 0.01, clock=lambda: NOW + 60)
+    app = Top(Answers(ask), 0.01, clock=lambda: NOW + 60)
     async with app.run_test(size=(140, 30)) as pilot:
         for _ in range(100):
             await pilot.pause(0.02)
             if "connection refused" in text(app, "#headline"):
                 break
         head = text(app, "#headline")
-        assert head.startswith("! NO ANSWER for 0 s: no status from h:1: connection refused; asking again every")
+        assert head.startswith("! NO ANSWER for 60 s: no status from h:1: connection refused; asking again")
         assert "STALE" in head
+        assert app.screen.has_class("stale")
         assert app.screen.query_one("#headline").size.height >= 3  # none of its lines is cut
-        assert len(cells(app)) == 2
+        assert len(cells(app, "#clusters")) == 2
         back.append(gateway(fabric="back"))
         for _ in range(100):
             await pilot.pause(0.02)
             if text(app, "#headline").startswith("back"):
                 break
         assert "NO ANSWER" not in text(app, "#headline")
+        assert not app.screen.has_class("stale")
 
 
 @pytest.mark.asyncio
-async def test_eighty_columns_cut_nothing_and_keep_what_matters():
-    app = top(gateway)
+async def test_eighty_columns_keep_what_matters():
+    app = top(gateway, OPERATOR)
     async with app.run_test(size=(80, 24)) as pilot:
-        for key, kept in (("1", {"CLUSTER", "STATE"}), ("2", {"MODEL", "STATE", "READY", "FAILED", "TTFT p95"}),
-                          ("3", {"NODE", "STATE", "LINK", "REPLICA"})):  # fmt: skip
+        for key, kept in (
+            ("1", {"WHO", "WHAT", "SINCE", "WHY"}),
+            ("2", {"MODEL", "STATE", "READY", "FAILED", "TTFT p95", "SLO"}),
+            ("3", {"NODE", "STATE", "LINK", "REPLICA"}),
+            ("4", {"UNIT", "STATE", "WHY", "JOB"}),
+            ("6", {"AT", "KIND", "SUBJECT", "TEXT"}),
+            ("7", {"UNIT", "STATE", "ACTION", "TEXT"}),
+        ):
             await pilot.press(key)
             await settled(pilot)
             table = app.screen.query_one("#table", DataTable)
             assert table.virtual_size.width <= 80
             assert table.max_scroll_x == 0
-            assert kept <= {str(column.label) for column in table.columns.values()}
+            assert kept <= labels(app)
+        await pilot.press("3")
         await pilot.resize_terminal(160, 24)
         await settled(pilot)
         assert len(app.screen.query_one("#table", DataTable).columns) == len(NODE_COLUMNS)
@@ -210,13 +451,21 @@ async def test_eighty_columns_cut_nothing_and_keep_what_matters():
 
 @pytest.mark.asyncio
 async def test_states_have_colours_and_escapes_do_not_pass():
-    app = top(lambda: gateway(nodes=[node("n1\x1b[2J\u202e", "c", "p", connected=False), node("n2", "c", "p")]))
+    hostile = "n1\x1b[2J\u202e"
+    sick = node(hostile, "c", "p", connected=False, replica=f"llama/{hostile}")
+    events = [Event(at=NOW, kind=hostile, subject=hostile, text=hostile)]
+    app = top(lambda: gateway(nodes=[sick, node("n2", "c", "p")], events=events))
     async with app.run_test(size=(140, 30)) as pilot:
         await pilot.press("3")
         await settled(pilot)
         table = app.screen.query_one("#table", DataTable)
         assert [table.get_row_at(row)[2].style for row in (0, 1)] == ["bold red", "green"]
         assert cells(app)[0][0] == "n1\ufffd[2J\ufffd"
+        for keys in (["1"], ["6"], ["3", "d"]):
+            await pilot.press(*keys)
+            await settled(pilot)
+            assert "\x1b" not in app.as_text()
+            assert "\u202e" not in app.as_text()
 
 
 def test_a_gateway_that_was_replaced_is_found_again(monkeypatch):
@@ -245,11 +494,13 @@ def test_a_gateway_that_was_replaced_is_found_again(monkeypatch):
     assert ended == ["http://old", "http://new"]
 
 
-def test_no_screen_needs_a_mutating_verb():
-    verbs = {binding[1].split("(")[0] for binding in Top.BINDINGS}
-    assert verbs <= {"show", "quit"}
-
-
 def test_matches():
     assert matches(("Alpha", "ok"), "alpha OK")
     assert not matches(("Alpha", "lost"), "alpha !lost")
+    assert matches(("clariden-n012", "ok"), "~cln12")
+    assert not matches(("clariden", "n012"), "~cln12"), "in one cell"
+    assert matches(("Alpha", "ok"), "!"), "nothing to leave out yet"
+
+
+def test_natural_order():
+    assert sorted(["c-10", "c-2", "b", "c-2a"], key=natural) == ["b", "c-2", "c-2a", "c-10"]

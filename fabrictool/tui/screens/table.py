@@ -1,15 +1,16 @@
-"""A screen that is one table: filtered, updated cell by cell so that little goes over a slow line."""
+"""A screen that is a table; the overview has a second one, of clusters."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from rich.text import Text
+from textual.binding import Binding
 from textual.containers import Vertical
 from textual.screen import Screen
 from textual.widgets import DataTable, Footer, Input, Static
 
-from fabrictool.tui.rows import columns_that_fit, matches
+from fabrictool.tui.screens.livetable import LiveTable
+from fabrictool.tui.tables import CLUSTERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,122 +18,130 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
-    from fabrictool.tui.rows import Level, TableRow
+    from fabrictool.tui.tables import TableSpec
+    from fabrictool.tui.view import ScreenView
 
-COLOURS: dict[Level, str] = {"bad": "bold red", "worth a look": "yellow", "well": "green"}
-JUDGED = ("STATE", "LINK")
-"""Columns that have the colour of their row; the word says it, too."""
 FRAME = 2
-"""Columns that the table leaves free at its sides."""
+"""Columns that a table leaves free at its sides."""
 
 
 class TableScreen(Screen[None]):
-    """Columns and a way to fill them; subclasses say which."""
+    """Headline, tabs, one table or two, and a line for a filter or a command."""
 
-    TITLE_TEXT: ClassVar[str] = ""
-    COLUMNS: ClassVar[tuple[str, ...]] = ()
-    EMPTY: ClassVar[str] = "nothing to show yet"
-    BINDINGS: ClassVar[list[BindingType]] = [("slash", "filter", "filter"), ("escape", "clear", "clear filter")]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("slash", "filter", "filter", id="top.filter"),
+        Binding("colon", "go", "go", id="top.go", show=False),
+        Binding("s", "sort", "sort", id="top.sort", show=False),
+        Binding("S", "turn", "turn the order", id="top.turn", show=False),
+        Binding("space", "mark", "mark", id="top.mark", show=False),
+        Binding("escape", "clear", "clear", id="top.clear", show=False),
+    ]
 
-    def __init__(self, redraw: Callable[[], None]) -> None:
+    def __init__(self, spec: TableSpec, go: Callable[[str], None], opened: Callable[[], None]) -> None:
         super().__init__()
-        self._redraw = redraw
+        self.spec = spec
+        self._go, self._opened = go, opened
         self.ready = False
-        """Whether the table has its columns."""
-        self._wanted = ""
-        self._rows: list[TableRow] = []
-        self._shown: tuple[str, ...] = ()
-        """The columns that there is room for."""
+        """Whether the tables are there."""
+        self._view: ScreenView | None = None
+
+    @property
+    def table(self) -> LiveTable:
+        return self.query_one("#table", LiveTable)
 
     def compose(self) -> ComposeResult:
         yield Static("connecting …", id="headline", markup=False)
         yield Static(id="tabs")
         with Vertical():
-            yield DataTable(id="table", cursor_type="row", zebra_stripes=True)
-            yield Static(self.EMPTY, id="empty")
-        yield Input(placeholder="words that must occur; !word must not", id="filter")
+            yield LiveTable(self.spec.columns, id="table")
+            yield Static("", id="empty", markup=False)
+            if self.spec.name == "overview":
+                yield LiveTable(CLUSTERS.columns, id="clusters")
+        yield Input(id="line", select_on_focus=False)
         yield Footer()
 
     def on_mount(self) -> None:
-        """The filter line waits for its key."""
-        self.query_one("#filter", Input).display = False
-        self.query_one("#table", DataTable).focus()
+        self.query_one("#line", Input).display = False
+        self.table.focus()
         self.ready = True
-        self._redraw()
+        self._opened()
 
-    def show(self, headline: str, tabs: str, rows: list[TableRow]) -> None:
+    def show(self, view: ScreenView, headline: str, tabs: str) -> None:
+        """Draw it from a view."""
+        self._view = view
         self.query_one("#headline", Static).update(headline)
         self.query_one("#tabs", Static).update(tabs)
-        self._rows = rows
+        self.table.give(self.spec.rows(view), self._width)
+        for clusters in self.query("#clusters").results(LiveTable):
+            clusters.give(CLUSTERS.rows(view), self._width)
         self._fill()
 
-    def action_filter(self) -> None:
-        line = self.query_one("#filter", Input)
-        line.display = True
-        line.focus()
+    def _fill(self) -> None:
+        self.table.fill(self._width)
+        empty = self.query_one("#empty", Static)
+        empty.display = not self.table.row_count
+        if self._view is not None:
+            empty.update("no row passes the filter" if self.table.is_filtered else self.spec.empty(self._view))
 
-    def action_clear(self) -> None:
-        line = self.query_one("#filter", Input)
-        line.value = ""
-        line.display = False
-        self._wanted = ""
-        self.query_one("#table", DataTable).focus()
-        self._fill()
-
-    def on_input_changed(self, event: Input.Changed) -> None:
-        self._wanted = event.value
-        self._fill()
+    @property
+    def _width(self) -> int:
+        return self.size.width - FRAME
 
     def on_resize(self) -> None:
         if self.ready:
             self._fill()
 
-    def on_input_submitted(self) -> None:
-        self.query_one("#table", DataTable).focus()
+    def action_filter(self) -> None:
+        self._ask("words that must occur; !word must not; ~wrd its letters in this order", self.table.wanted)
 
-    def _fill(self) -> None:
-        table = self.query_one("#table", DataTable)
-        rows = [row for row in self._rows if matches(row.cells, self._wanted)]
-        columns = columns_that_fit(self.COLUMNS, rows, self.size.width - FRAME)
-        keys = [row.key for row in rows]
-        if columns != self._shown or keys != [row.value for row in table.rows]:
-            self._build(table, columns, rows)
-        else:
-            self._update(table, rows)
-        empty = self.query_one("#empty", Static)
-        empty.display = not rows
-        empty.update("no row passes the filter" if self._rows else self.EMPTY)
+    def action_go(self) -> None:
+        self._ask("a screen or a model: nodes, jobs, llama-70b …", ":")
 
-    def _build(self, table: DataTable[Text], columns: tuple[str, ...], rows: list[TableRow]) -> None:
-        """Anew, in the order of `rows`; the cursor stays on its row."""
-        cursor = self._under_cursor(table)
-        table.clear(columns=columns != self._shown)
-        if columns != self._shown:
-            for column in columns:
-                table.add_column(column, key=column)
-            self._shown = columns
-        for number, row in enumerate(rows):
-            table.add_row(*self._cells(row).values(), key=row.key)
-            if row.key == cursor:
-                table.move_cursor(row=number)
+    def _ask(self, hint: str, text: str) -> None:
+        line = self.query_one("#line", Input)
+        line.display = True
+        line.placeholder = hint
+        line.value = text
+        line.cursor_position = len(text)
+        line.focus()
 
-    def _update(self, table: DataTable[Text], rows: list[TableRow]) -> None:
-        """Just the cells that changed: little goes over a slow line."""
-        for row in rows:
-            for column, cell in self._cells(row).items():
-                there = table.get_cell(row.key, column)
-                if (str(there), there.style) != (str(cell), cell.style):
-                    table.update_cell(row.key, column, cell, update_width=True)
+    def action_clear(self) -> None:
+        """The filter, the marks and the sorting, or the line that is open."""
+        line = self.query_one("#line", Input)
+        line.value, line.display = "", False
+        self.table.wanted, self.table.sorted_by, self.table.descending = "", "", False
+        self.table.marked.clear()
+        self.table.focus()
+        self._fill()
 
-    def _cells(self, row: TableRow) -> dict[str, Text]:
-        """Column → its text; not markup: a node chose these words."""
-        return {
-            column: Text(cell, style=COLOURS[row.level] if column in JUDGED else "")
-            for column, cell in zip(self.COLUMNS, row.cells, strict=True)
-            if column in self._shown
-        }
+    def action_sort(self) -> None:
+        self.table.sort_by_next()
+        self._fill()
 
-    @staticmethod
-    def _under_cursor(table: DataTable[Text]) -> str | None:
-        keys = [row.value for row in table.rows]
-        return keys[table.cursor_row] if 0 <= table.cursor_row < len(keys) else None
+    def action_turn(self) -> None:
+        self.table.descending = not self.table.descending
+        self._fill()
+
+    def action_mark(self) -> None:
+        self.table.mark()
+        self._fill()
+
+    def filter_by(self, words: str) -> None:
+        """As if somebody had typed them."""
+        self.table.wanted = words
+        self._fill()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        if not event.value.startswith(":"):
+            self.filter_by(event.value)
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        line = self.query_one("#line", Input)
+        self.table.focus()
+        if event.value.startswith(":"):
+            line.value, line.display = "", False
+            self._go(event.value.lstrip(":").strip())
+
+    def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
+        if event.data_table.id == "table":
+            self.app.call_later(self.app.run_action, "describe")

@@ -1,0 +1,77 @@
+"""`top`: whom it asks, what it records, and how it ends."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fabrictool.base.files import file_error
+from fabrictool.cli.live import LiveFeed, LiveStatus, key_of
+from fabrictool.cli.output import data, say
+from fabrictool.status.sightings import read_recording
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fabrictool.cli.source import Source
+    from fabrictool.tui.feeds import Feed, Playback
+
+SIZE = (120, 36)
+"""Columns and lines of a snapshot where there is no terminal."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopOptions:
+    """As the command line has them."""
+
+    url: str
+    key: str
+    interval_s: float
+    screen: str
+    record: Path | None
+    replay: Path | None
+    made_up: bool
+    snapshot: bool
+
+
+def show_top(source: Source, options: TopOptions) -> int:
+    """Until somebody quits, or, of a snapshot, once.
+
+    Raises
+    ------
+    FabrictoolError
+        FT5201, FT5202 nobody answers at first; FT43xx a recording cannot be read or written, FT5206 it is none.
+    """
+    from fabrictool.tui.app import run, snapshot
+
+    with ExitStack() as open_things:
+        feed = _feed(source, options, open_things)
+        if options.snapshot:
+            size = shutil.get_terminal_size(SIZE)
+            data(snapshot(feed, (size.columns, size.lines), options.screen))
+            return 0
+        if options.record is None:
+            run(feed, options.interval_s, screen=options.screen)
+            return 0
+        try:
+            with options.record.open("ab") as file:
+                run(feed, options.interval_s, record=file, screen=options.screen)
+        except OSError as error:
+            raise file_error(error, options.record) from error
+        say(f"recorded to {options.record}; `fabrictool top --replay {options.record}` shows it")
+    return 0
+
+
+def _feed(source: Source, options: TopOptions, open_things: ExitStack) -> Feed | Playback:
+    from fabrictool.tui.feeds import MadeUpFabric, Playback
+
+    if options.replay is not None:
+        return Playback(read_recording(options.replay))
+    if options.made_up:
+        return MadeUpFabric(begun=time.time())
+    ask = open_things.enter_context(LiveStatus(source, options.url, key_of(options.key)))
+    ask()  # whoever cannot be reached at all is told so before the screen changes
+    return open_things.enter_context(LiveFeed(ask, None if options.url else source))

@@ -1,0 +1,124 @@
+"""What ``top`` shows at a moment: what a node says, and what the operator's side knows beside it.
+
+A recording is such looks, one JSON document a line: what a kill leaves of it can be read but for the line it cut off.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from fabrictool.base.errors import InvalidInputError
+from fabrictool.base.files import file_error
+from fabrictool.status.documents import GatewayStatus
+from fabrictool.status.fleet import FleetStatus, LiveDocument
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+class UnitView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A unit as its cluster sees it: a job in a queue, a process, or what became of it."""
+
+    address: str
+    cluster: str
+    state: str
+    ready: bool = False
+    engine: str = ""
+    job: str = ""
+    operation: str = ""
+    detail: str = ""
+    """Why it waits or how it ended, in the scheduler's words or its own."""
+    begins_at: float | None = None
+    """Wall time at which the scheduler thinks that it starts."""
+    ends_at: float | None = None
+
+
+class JournalLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A step of an apply."""
+
+    at: float
+    plan: str
+    kind: str
+    address: str = ""
+    action: str = ""
+    text: str = ""
+
+
+class OperatorView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the state, the clusters and the journal say; only who has the blueprint knows it."""
+
+    at: float
+    units: list[UnitView] = []
+    unknown: dict[str, str] = {}
+    """Cluster that does not answer → why."""
+    drift: list[str] = []
+    """Sentences."""
+    warnings: list[str] = []
+    """Sentences."""
+    journal: list[JournalLine] = []
+    """Of the last apply, oldest first."""
+    targets: dict[str, tuple[float | None, float | None]] = {}
+    """Model → seconds to the first token and for each further one that its SLO allows."""
+
+
+class Sighting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """All that a screen is drawn from."""
+
+    at: float
+    """Wall time of the look."""
+    live: LiveDocument | None = None
+    """The newest that was heard, however old that is."""
+    fleet: FleetStatus | None = None
+    """The mesh in the eyes of the same node, where it shows that."""
+    operator: OperatorView | None = None
+    trouble: str = ""
+    """Why this look was not answered; "": it was."""
+    asked: str = ""
+    """Whom it asked."""
+
+    @property
+    def gateway(self) -> GatewayStatus | None:
+        return self.live if isinstance(self.live, GatewayStatus) else None
+
+    @property
+    def mesh(self) -> FleetStatus | None:
+        """What is known of the members, whoever says so."""
+        return self.live if isinstance(self.live, FleetStatus) else self.fleet
+
+
+_decoder = msgspec.json.Decoder(Sighting)
+
+
+def encode_sighting(look: Sighting) -> bytes:
+    """A line of a recording."""
+    return msgspec.json.encode(look) + b"\n"
+
+
+def read_recording(path: Path) -> list[Sighting]:
+    """All looks of a recording, oldest first.
+
+    Raises
+    ------
+    FabrictoolError
+        FT4301 or FT4302 it cannot be read, FT5206 it has no look.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise file_error(error, path) from error
+    looks = list(_sightings(data))
+    if not looks:
+        message = f"{path} is no recording of `top`: no line of it is a look"
+        raise InvalidInputError.of("FT5206", message, file=str(path), hint="`fabrictool top --record FILE` writes one")
+    return looks
+
+
+def _sightings(data: bytes) -> Iterator[Sighting]:
+    for line in data.split(b"\n"):
+        try:
+            yield _decoder.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue

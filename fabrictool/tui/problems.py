@@ -1,0 +1,168 @@
+"""What needs somebody: who, since when, why, and what to type. From a look and what went before it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+from fabrictool.base.text import visible
+from fabrictool.status.fleet import NEEDS_SOMEBODY
+from fabrictool.tui.rows import LEVELS, Level, seconds_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fabrictool.status.documents import GatewayStatus, ModelRow, ServiceRow
+    from fabrictool.status.sightings import OperatorView, Sighting, UnitView
+    from fabrictool.tui.history import History
+
+WALLTIME_S = 900.0
+"""Before an allocation ends it is worth a look."""
+CERTIFICATE_S = 4 * 3600.0
+HEAL = "fabrictool reconcile"
+SLOWER, LEAST_S = 3.0, 0.2
+"""A replica is slow that takes so many times as long to the first token as half of its model's do, and so many seconds.
+"""
+WAITING_STATES = ("pending", "starting")
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """One thing that is not as it should be."""
+
+    subject: str
+    level: Level
+    what: str
+    since: float | None
+    """Wall time; None: from before the first look."""
+    why: str
+    command: str
+
+
+def troubles(look: Sighting, history: History, now: float) -> list[Trouble]:
+    """The worst first, then the newest; by name where nothing says which is newer."""
+    listed: list[Trouble] = []
+    gateway = look.gateway
+    units = {unit.address.partition("/")[2]: unit for unit in look.operator.units} if look.operator else {}
+    if gateway is not None:
+        listed += _of_models(gateway, look.operator, history)
+        listed += _of_nodes(gateway, units, history, now)
+        listed += _slow(gateway)
+        listed += [
+            Trouble(
+                name, "worth a look", "flapping", history.since(name), f"changed {count} times in 10 min", _logs(name)
+            )
+            for name, count in history.flapping(now).items()
+        ]
+    elif look.mesh is not None:
+        listed += _of_members(look, now)
+    if look.operator is not None:
+        listed += _of_operator(look.operator, {trouble.subject for trouble in listed})
+    return sorted(listed, key=lambda t: (LEVELS.index(t.level), -(t.since or 0.0), t.subject))
+
+
+def missed_targets(model: ModelRow, targets: tuple[float | None, float | None]) -> list[str]:
+    """Which of the SLO's targets the measured 95th percentiles are over."""
+    measured = (("TTFT", model.ttft_p95_s, targets[0]), ("TPOT", model.tpot_p95_s, targets[1]))
+    return [
+        f"{name} p95 {seconds_text(value)} over {seconds_text(target)}"
+        for name, value, target in measured
+        if value is not None and target is not None and value > target
+    ]
+
+
+def _of_models(gateway: GatewayStatus, operator: OperatorView | None, history: History) -> Iterator[Trouble]:
+    targets = operator.targets if operator is not None else {}
+    for model in gateway.models:
+        wanted = model.wanted
+        if wanted and not model.ready:
+            yield Trouble(model.model, "bad", "not served", None, f"0 of {wanted} replicas are ready", HEAL)
+        elif wanted and model.ready < wanted:
+            why = f"{model.ready} of {wanted} replicas are ready"
+            yield Trouble(model.model, "worth a look", "degraded", None, why, HEAL)
+        missed = missed_targets(model, targets.get(model.model, (None, None)))
+        if missed:
+            yield Trouble(model.model, "worth a look", "misses its SLO", None, "; ".join(missed), "fabrictool plan")
+        failing = history.rate("failures", model.model)
+        if failing:
+            why = f"{failing:.2g} a second fail, {model.failures} of {model.requests} in all"
+            yield Trouble(model.model, "bad", "requests fail", None, why, "fabrictool events")
+
+
+def _of_nodes(gateway: GatewayStatus, units: dict[str, UnitView], history: History, now: float) -> Iterator[Trouble]:
+    for node in gateway.nodes:
+        replicas = [service.replica for service in node.services if service.lifecycle in ("JOIN", "SERVING")]
+        name = replicas[0] if replicas else node.node or node.session[:8]
+        unit = units.get(name)
+        notes = [service.note for service in node.services if service.note]
+        if not node.connected and node.role != "gateway" and node.lifecycle in ("JOIN", "SERVING"):
+            why = (unit.detail if unit is not None else "") or (notes[-1] if notes else "its tunnel broke")
+            where = "/".join(filter(None, (node.cluster, node.node)))
+            yield Trouble(name, "bad", "lost", node.disconnected_at, f"{where}: {why}", _logs(name))
+        if node.connected and node.ends_at is not None and node.ends_at - now < WALLTIME_S:
+            left = max(0.0, node.ends_at - now)
+            why = f"its allocation ends in {left / 60:.0f} min"
+            yield Trouble(name, "worth a look", "ends soon", None, why, HEAL)
+        ends = node.certificate_ends_at
+        if node.connected and ends is not None and ends - now < CERTIFICATE_S:
+            why = f"its certificate ends in {max(0.0, ends - now) / 60:.0f} min"
+            yield Trouble(name, "worth a look", "certificate", None, why, HEAL)
+    missing = [replica for model in gateway.models for replica in model.missing]
+    for replica in missing:
+        unit = units.get(replica)
+        why = f"{unit.state}: {unit.detail}" if unit is not None else "planned, and no node serves or loads it"
+        waits = unit is not None and unit.state in WAITING_STATES
+        level: Level = "worth a look" if waits else "bad"
+        yield Trouble(replica, level, "missing", history.since(replica), why, _logs(replica) if unit else HEAL)
+
+
+def _slow(gateway: GatewayStatus) -> Iterator[Trouble]:
+    """Replicas beside the others of their model."""
+    by_model: dict[str, list[ServiceRow]] = {}
+    for node in gateway.nodes:
+        for service in node.services:
+            if node.connected and service.lifecycle == "SERVING" and service.ttft_s is not None:
+                by_model.setdefault(service.model, []).append(service)
+    for services in by_model.values():
+        usual = median(service.ttft_s or 0.0 for service in services)
+        for service in services:
+            taken = service.ttft_s or 0.0
+            if len(services) > 1 and taken > max(LEAST_S, SLOWER * usual):
+                why = f"TTFT {seconds_text(taken)}, half of its model's replicas take {seconds_text(usual)} at most"
+                why += f"; {service.waiting} wait there"
+                yield Trouble(service.replica, "worth a look", "slow", None, why, _logs(service.replica))
+
+
+def _of_members(look: Sighting, now: float) -> Iterator[Trouble]:
+    """As an agent knows them."""
+    mesh = look.mesh
+    for member in mesh.members if mesh is not None else ():
+        if member.state in NEEDS_SOMEBODY:
+            replicas = [service.replica for service in member.services]
+            name = replicas[0] if replicas else member.node or member.session[:8]
+            says = ", ".join(sorted({word for told in member.accusations for word in told.evidence}))
+            where = "/".join(filter(None, (member.cluster, member.node)))
+            why = f"{where}: hubs say {says}" if says else where
+            level: Level = "worth a look" if member.state == "suspected" else "bad"
+            yield Trouble(name, level, member.state, member.lost_at, why, "fabrictool mesh members")
+        elif member.ends_at is not None and member.ends_at - now < WALLTIME_S and member.role == "agent":
+            why = f"its allocation ends in {max(0.0, member.ends_at - now) / 60:.0f} min"
+            yield Trouble(member.node or member.session[:8], "worth a look", "ends soon", None, why, HEAL)
+
+
+def _of_operator(operator: OperatorView, told: set[str]) -> Iterator[Trouble]:
+    for cluster, why in sorted(operator.unknown.items()):
+        yield Trouble(cluster, "bad", "cluster unknown", None, why, f"fabrictool doctor {cluster}")
+    for unit in operator.units:
+        name = unit.address.partition("/")[2]
+        if name in told or unit.state in ("running", "dormant"):
+            continue
+        level: Level = "worth a look" if unit.state in WAITING_STATES else "bad"
+        yield Trouble(name, level, unit.state, None, unit.detail, _logs(unit.address))
+    for text in operator.drift:
+        yield Trouble("drift", "worth a look", "drift", None, text, "fabrictool plan")
+
+
+def _logs(name: str) -> str:
+    return f"fabrictool logs {visible(name)}"

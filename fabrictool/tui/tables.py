@@ -1,0 +1,237 @@
+"""The screens that are tables: their columns, and how a view fills them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fabrictool.status.documents import AgentStatus, GatewayStatus
+from fabrictool.status.fleet import FleetStatus, link_text, role_text
+from fabrictool.tui.fleet_rows import fleet_cluster_rows, fleet_model_rows, fleet_node_rows
+from fabrictool.tui.problems import missed_targets
+from fabrictool.tui.rows import (
+    CLUSTER_COLUMNS,
+    MODEL_COLUMNS,
+    NODE_COLUMNS,
+    agent_rows,
+    cluster_rows,
+    model_cells,
+    model_level,
+    natural,
+    node_rows,
+    problems_first,
+    table_row,
+    until_text,
+)
+from fabrictool.tui.view import rate_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fabrictool.status.sightings import UnitView
+    from fabrictool.tui.rows import Level, TableRow
+    from fabrictool.tui.view import ScreenView
+
+NO_OPERATOR = "only who has the blueprint knows: start `fabrictool top` beside it, without a URL"
+
+
+@dataclass(frozen=True, slots=True)
+class TableSpec:
+    """A screen that is a table."""
+
+    name: str
+    """What `:` and the keys call it."""
+    columns: tuple[str, ...]
+    rows: Callable[[ScreenView], list[TableRow]]
+    empty: Callable[[ScreenView], str]
+    """What stands there instead of no rows."""
+
+
+# -- overview ---------------------------------------------------------------------------------------------------------
+
+TROUBLE_COLUMNS = ("WHO", "WHAT", "SINCE", "WHY", "TYPE")
+
+
+def trouble_rows(view: ScreenView) -> list[TableRow]:
+    """What needs somebody, the worst first; then each cluster that is well."""
+    rows = []
+    for number, trouble in enumerate(view.troubles):
+        since = "–" if trouble.since is None else f"{_passed(view.now - trouble.since)}"
+        cells = (trouble.subject, trouble.what, since, trouble.why, trouble.command)
+        rows.append(table_row(f"{number}:{trouble.subject}:{trouble.what}", cells, trouble.level))
+    return rows
+
+
+def clusters(view: ScreenView) -> list[TableRow]:
+    live = view.moment.live
+    if isinstance(live, GatewayStatus):
+        return cluster_rows(live)
+    return fleet_cluster_rows(live) if isinstance(live, FleetStatus) else []
+
+
+# -- models, nodes ----------------------------------------------------------------------------------------------------
+
+
+def models(view: ScreenView) -> list[TableRow]:
+    live = view.moment.live
+    if isinstance(live, FleetStatus):
+        return fleet_model_rows(live)
+    if not isinstance(live, GatewayStatus):
+        return []
+    targets = view.moment.operator.targets if view.moment.operator is not None else {}
+    rows = []
+    for model in live.models:
+        wanted = targets.get(model.model)
+        missed = missed_targets(model, wanted) if wanted is not None else []
+        slo = "–" if wanted is None else "no answers yet" if model.ttft_p95_s is None else "met"
+        slo = "missed" if missed else slo
+        figures = {
+            "SLO": slo,
+            "REQ/S": rate_text(view.history.rate("requests", model.model)),
+            "TOK/S": rate_text(view.history.rate("tokens", model.model)),
+            "TREND": view.history.trend("requests", model.model),
+        }
+        level = model_level(model)
+        level = "worth a look" if missed and level == "well" else level
+        rows.append(table_row(model.model, model_cells(model, figures), level))
+    return problems_first(rows)
+
+
+def nodes(view: ScreenView) -> list[TableRow]:
+    live = view.moment.live
+    if isinstance(live, GatewayStatus):
+        return node_rows(live)
+    if isinstance(live, FleetStatus):
+        return fleet_node_rows(live)
+    return agent_rows(live) if isinstance(live, AgentStatus) else []
+
+
+# -- jobs -------------------------------------------------------------------------------------------------------------
+
+JOB_COLUMNS = ("UNIT", "STATE", "WHY", "JOB", "STARTS", "ENDS", "CLUSTER", "OPERATION")
+
+
+def jobs(view: ScreenView) -> list[TableRow]:
+    """Units in the words of their schedulers; what waits or failed comes first."""
+    operator = view.moment.operator
+    return problems_first([_job_row(unit, view.now) for unit in operator.units]) if operator is not None else []
+
+
+def _job_row(unit: UnitView, now: float) -> TableRow:
+    well = unit.state == "dormant" or (unit.state == "running" and unit.ready)
+    level: Level = "well" if well else "worth a look" if unit.state in ("pending", "running", "starting") else "bad"
+    begins = "–" if unit.begins_at is None or unit.state == "running" else until_text(unit.begins_at, now)
+    ends = "–" if unit.ends_at is None else until_text(unit.ends_at, now)
+    state = unit.state if unit.ready or unit.state != "running" else "not ready"
+    cells = (unit.address, state, unit.detail or "–", unit.job or "–", begins, ends, unit.cluster, unit.operation)
+    return table_row(unit.address, cells, level)
+
+
+# -- mesh -------------------------------------------------------------------------------------------------------------
+
+MESH_COLUMNS = ("MEMBER", "STATE", "LINK", "SINCE", "SUSPECTED BY", "CERTIFICATE", "CLUSTER", "ROLE", "RELEASE")
+
+
+def mesh(view: ScreenView) -> list[TableRow]:
+    fleet = view.moment.mesh
+    rows = []
+    for member in fleet.members if fleet is not None else ():
+        since = "–" if member.lost_at is None else _passed(view.now - member.lost_at)
+        hubs = ", ".join(told.hub[:8] for told in member.accusations if told.stands) or "–"
+        ends = member.certificate_ends_at
+        level: Level = "well"
+        if member.state in ("lost", "down", "evicted", "revoked"):
+            level = "bad"
+        elif member.state != "serving" and member.state not in ("left", "expired"):
+            level = "worth a look"
+        cells = (
+            member.node or member.session[:8],
+            member.state,
+            "–" if fleet is None else link_text(fleet, member),
+            since,
+            hubs,
+            "–" if ends is None else until_text(ends, view.now),
+            member.cluster or "–",
+            role_text(member),
+            member.release or "–",
+        )
+        rows.append(table_row(member.session, cells, level))
+    return problems_first(sorted(rows, key=lambda row: natural(row.cells[0])))
+
+
+NO_MESH = "who answers shows nothing of the mesh: give the status address of a gateway's or an agent's own page"
+
+
+# -- events, plan -----------------------------------------------------------------------------------------------------
+
+EVENT_COLUMNS = ("AT", "SOURCE", "KIND", "SUBJECT", "TEXT")
+ALARMING = ("lost", "failed", "down", "unhealthy", "evicted", "stopping")
+"""Parts of an event's kind that give its row a colour."""
+
+
+def events(view: ScreenView) -> list[TableRow]:
+    """What happened, by gateway, agent and apply; newest first."""
+    lines = [(event.at, source, event.kind, event.subject, event.text) for source, event in view.events]
+    operator = view.moment.operator
+    lines += [
+        (line.at, "apply", line.kind, line.address or line.plan[:8], line.text or line.action)
+        for line in (operator.journal if operator is not None else ())
+    ]
+    rows = []
+    for number, (at, *words) in enumerate(sorted(lines, reverse=True)):
+        level: Level = "bad" if any(word in words[1] for word in ALARMING) else "well"
+        rows.append(table_row(f"{at}:{number}", (_stamp(at), *words), level))
+    return rows
+
+
+PLAN_COLUMNS = ("UNIT", "STATE", "ACTION", "AT", "TEXT")
+_STEP_STATES = {"intent": "under way", "started": "under way", "done": "done", "failed": "failed", "capped": "given up"}
+
+
+def last_apply(view: ScreenView) -> list[TableRow]:
+    """What each unit came to in the last apply, and where it has drifted from since."""
+    operator = view.moment.operator
+    if operator is None:
+        return []
+    steps = {line.address: line for line in operator.journal if line.address}
+    rows = []
+    for address, line in steps.items():
+        state = _STEP_STATES.get(line.kind, line.kind)
+        level: Level = "bad" if state in ("failed", "given up") else "worth a look" if state == "under way" else "well"
+        rows.append(table_row(address, (address, state, line.action or "–", _stamp(line.at), line.text or "–"), level))
+    for number, text in enumerate(operator.drift):
+        rows.append(table_row(f"drift {number}", ("drift", "since then", "–", "–", text), "worth a look"))
+    return problems_first(sorted(rows, key=lambda row: natural(row.key)))
+
+
+def _apply_text(view: ScreenView) -> str:
+    return NO_OPERATOR if view.moment.operator is None else "nothing was applied from here yet: `fabrictool apply`"
+
+
+def _stamp(at: float) -> str:
+    return time.strftime("%m-%d %H:%M:%SZ", time.gmtime(at))
+
+
+def _passed(seconds: float) -> str:
+    seconds = max(0.0, seconds)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _says(text: str) -> Callable[[ScreenView], str]:
+    return lambda _: text
+
+
+TABLES = (
+    TableSpec("overview", TROUBLE_COLUMNS, trouble_rows, _says("nothing needs you")),
+    TableSpec("models", MODEL_COLUMNS, models, _says("no model is served yet")),
+    TableSpec("nodes", NODE_COLUMNS, nodes, _says("no node has joined yet")),
+    TableSpec("jobs", JOB_COLUMNS, jobs, lambda v: NO_OPERATOR if v.moment.operator is None else "nothing was started"),
+    TableSpec("mesh", MESH_COLUMNS, mesh, _says(NO_MESH)),
+    TableSpec("events", EVENT_COLUMNS, events, _says("nothing happened yet")),
+    TableSpec("plan", PLAN_COLUMNS, last_apply, _apply_text),
+)
+CLUSTERS = TableSpec("clusters", CLUSTER_COLUMNS, clusters, _says("no node has joined yet"))
+"""Under the overview."""

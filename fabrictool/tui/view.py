@@ -1,0 +1,96 @@
+"""What all screens are drawn from: the newest look, what went before it, and the time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from fabrictool.base.text import visible
+from fabrictool.status.documents import AgentStatus, GatewayStatus
+from fabrictool.status.fleet import FleetStatus
+from fabrictool.tui.fleet_rows import fleet_headline
+from fabrictool.tui.history import History
+from fabrictool.tui.problems import Trouble, troubles
+from fabrictool.tui.rows import age_text, headline, until_text
+
+if TYPE_CHECKING:
+    from fabrictool.status.documents import Event
+    from fabrictool.status.sightings import Sighting
+
+
+@dataclass(frozen=True)
+class ScreenView:
+    """The newest sighting, what came before it, and the time."""
+
+    moment: Sighting
+    now: float
+    """Wall time; of a replay that of its look."""
+    history: History = field(default_factory=History)
+
+    @cached_property
+    def troubles(self) -> list[Trouble]:
+        return troubles(self.moment, self.history, self.now)
+
+    @property
+    def events(self) -> list[tuple[str, Event]]:
+        """(whose, what), oldest first: of who is asked, and of the last apply."""
+        live = self.moment.live
+        if isinstance(live, GatewayStatus):
+            return [("gateway", event) for event in live.events]
+        return [(live.replica or live.node, event) for event in live.events] if isinstance(live, AgentStatus) else []
+
+    def headline(self) -> str:
+        """Whose view it is and how old, what comes in, and what is worst."""
+        live = self.moment.live
+        if live is None:
+            return f"asking {self.moment.asked or 'for a gateway'} …"
+        told = age_text(max(0.0, self.now - live.at))
+        if isinstance(live, FleetStatus):
+            return fleet_headline(live, told)
+        lines = headline(live, told).splitlines()
+        if isinstance(live, GatewayStatus):
+            lines[1:] = [self._figures(live), *self._second_opinion(live)]
+        return "\n".join(lines)
+
+    def _figures(self, gateway: GatewayStatus) -> str:
+        requests, tokens, failing = (self.history.rate(what) for what in ("requests", "tokens", "failures"))
+        agents = [node for node in gateway.nodes if node.role != "gateway"]
+        linked = sum(node.connected for node in agents)
+        ends = [node.ends_at for node in agents if node.connected and node.ends_at is not None]
+        bad = sum(trouble.level == "bad" for trouble in self.troubles)
+        parts = [
+            f"▲ {bad} bad, {len(self.troubles) - bad} worth a look" if self.troubles else "all well",
+            f"nodes {linked}/{len(agents)} linked",
+            f"req/s {rate_text(requests)} {self.history.trend('requests')}".rstrip(),
+            f"tok/s {rate_text(tokens)} {self.history.trend('tokens')}".rstrip(),
+            f"open {gateway.totals.in_flight}",
+            f"failed {gateway.totals.failures}" + (f" ({failing:.2g}/s)" if failing else ""),
+            f"next end {until_text(min(ends), self.now)}" if ends else "",
+        ]
+        return "   ".join(filter(None, parts))
+
+    def _second_opinion(self, gateway: GatewayStatus) -> list[str]:
+        """What the mesh's other hubs hold, where they were asked."""
+        fleet = self.moment.fleet
+        if fleet is None:
+            return []
+        same = fleet.root == gateway.registry_root
+        others = sum(member.role == "gateway" and member.state == "serving" for member in fleet.members)
+        return [] if same or others < 2 else ["the mesh's map changed between two looks: views differ for a moment"]
+
+    def trouble_line(self) -> str:
+        """Why there is no news, for how long, and that it is not over; "": there is."""
+        look = self.moment
+        if not look.trouble:
+            return ""
+        since = self.now - look.live.at if look.live is not None else None
+        silent = f" for {since:.0f} s" if since is not None else ""
+        return f"! NO ANSWER{silent}: {visible(look.trouble)}; asking again"
+
+
+def rate_text(rate: float | None) -> str:
+    """Three digits, and words for many."""
+    if rate is None:
+        return "–"
+    return f"{rate / 1000:.3g}k" if rate >= 1000 else f"{rate:.3g}" if rate >= 0.05 or rate == 0 else "<0.1"
