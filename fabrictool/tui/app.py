@@ -161,7 +161,7 @@ class Top(App[None]):
     def redraw(self) -> None:
         """Show the newest look on the current screen."""
         view, screen = self.view, self.screen
-        if isinstance(screen, TableScreen) and screen.ready:
+        if isinstance(screen, TableScreen) and screen.ready and screen.query("#headline"):  # else it is on its way out
             lines = [view.trouble_line(), visible(view.headline()), self._place(view)]
             screen.set_class(bool(self._moment.trouble), "stale")
             screen.show(view, "\n".join(filter(None, lines)), self._tabs())

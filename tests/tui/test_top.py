@@ -379,6 +379,21 @@ async def test_what_others_wrote_is_text_and_never_markup():
 
 
 @pytest.mark.asyncio
+async def test_nodes_that_say_the_same_of_themselves_are_rows_of_their_own():
+    twin = node("n1", "c", "p")
+    app = top(lambda: gateway(nodes=[twin, twin], models=[gateway().models[0]] * 2))
+    async with app.run_test(size=(140, 30)) as pilot:
+        for key, name in (("3", "n1"), ("2", "llama")):
+            await pilot.press(key)
+            await settled(pilot)
+            assert [row[0] for row in cells(app)] == [name, name]
+            await pilot.press("down", "d")
+            await settled(pilot)
+            assert "provider p" in text(app, "#text")
+            await pilot.press("escape")
+
+
+@pytest.mark.asyncio
 async def test_an_agents_own_view():
     agent = AgentStatus(
         release="0", at=NOW, started_at=NOW, fabric="f", provider="p", site="s", cluster="c", node="n", replica="m/0",
