@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from fabrictool.cli import completing
 from fabrictool.cli.options import (
     BlueprintOption,
     InventoryOption,
@@ -100,6 +101,7 @@ def plan(
         list[str] | None,
         typer.Option(
             metavar="QUESTION",
+            autocompletion=completing.whys,
             help='Also say why a model does not stand somewhere: "MODEL on DEVICE" or "MODEL on CLUSTER/PARTITION";'
             " repeatable.",
         ),
@@ -331,7 +333,12 @@ def status(
 
 
 def logs(
-    unit: Annotated[str, typer.Argument(help="replica/MODEL/N or gateway/NAME; `fabrictool status` lists them.")],
+    unit: Annotated[
+        str,
+        typer.Argument(
+            help="replica/MODEL/N or gateway/NAME; `fabrictool status` lists them.", autocompletion=completing.units
+        ),
+    ],
     blueprint: BlueprintOption = None,
     inventory: InventoryOption = None,
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=5000, help="How many of the last lines.")] = 100,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fabrictool.cli import completing
 from fabrictool.cli.options import BlueprintOption, InventoryOption, JsonOption, seconds
 from fabrictool.cli.source import Source
 
@@ -20,7 +21,8 @@ def register(app: typer.Typer) -> None:
 
 
 def explain(
-    code: Annotated[str, typer.Argument(help="An error code such as FT1203.")], as_json: JsonOption = False
+    code: Annotated[str, typer.Argument(help="An error code such as FT1203.", autocompletion=completing.codes)],
+    as_json: JsonOption = False,
 ) -> None:
     """Say what an error code means and what to do; works offline."""
     import difflib
@@ -42,7 +44,11 @@ def explain(
 
 def doctor(
     cluster: Annotated[
-        str | None, typer.Argument(help="Check this cluster over SSH; default: this machine and the fabric.")
+        str | None,
+        typer.Argument(
+            help="Check this cluster over SSH; default: this machine and the fabric.",
+            autocompletion=completing.clusters,
+        ),
     ] = None,
     clusters: Annotated[
         bool, typer.Option("--clusters", help="Also check every enabled cluster behind a login node.")

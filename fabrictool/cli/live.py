@@ -81,6 +81,7 @@ class LiveFeed:
 
     def __enter__(self) -> Self:
         if self._source is not None:
+            self._source.read()  # what it has to say it says before the terminal is another's
             self._looking = threading.Thread(target=self._keep_looking, name="operator", daemon=True)
             self._looking.start()
         return self
@@ -114,8 +115,11 @@ class LiveFeed:
 
     def _keep_looking(self) -> None:
         while not self._over.is_set():
-            with contextlib.suppress(FabrictoolError):  # it is tried again; `top` shows how old what it has is
+            try:
                 self._operator = operator_view(self._source) if self._source is not None else None
+            except FabrictoolError as error:  # it is tried again; what was seen before stays
+                why = OperatorView(at=time.time(), warnings=[problem.message for problem in error.problems])
+                self._operator = self._operator or why
             self._over.wait(OPERATOR_S)
 
 
@@ -141,7 +145,7 @@ def operator_view(source: Source) -> OperatorView:
             for e in entries
             if e.plan == last
         ],
-        targets=source.blueprint.latency_targets,
+        targets=source.latency_targets,
     )
 
 

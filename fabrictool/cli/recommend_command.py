@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fabrictool.cli import completing
 from fabrictool.cli.options import JsonOption
 
 if TYPE_CHECKING:
@@ -19,7 +20,11 @@ def register(app: typer.Typer) -> None:
 
 def recommend(
     model: Annotated[
-        str, typer.Argument(help="The model's id, or the path of its config.json or of a part that describes it.")
+        str,
+        typer.Argument(
+            help="The model's id, or the path of its config.json or of a part that describes it.",
+            autocompletion=completing.models,
+        ),
     ],
     device: Annotated[
         list[str],

@@ -64,6 +64,20 @@ class Source:
     def inventory(self) -> Inventory:
         return self.loaded.inventory
 
+    def read(self) -> None:
+        """Read all now, and say now what is wrong with it."""
+        _ = self.identity, self.latency_targets
+
+    @cached_property
+    def latency_targets(self) -> dict[str, tuple[float | None, float | None]]:
+        """Of the models; none where the blueprint has errors and that does not matter."""
+        try:
+            return self.blueprint.latency_targets
+        except FabrictoolError:
+            if not self.lenient:
+                raise
+            return {}
+
     @cached_property
     def identity(self) -> Identity:
         """Name, state and inventory; of a blueprint with errors just these are read, and that is said."""

@@ -205,6 +205,13 @@ def last_apply(view: ScreenView) -> list[TableRow]:
     return problems_first(sorted(rows, key=lambda row: natural(row.key)))
 
 
+def _jobs_text(view: ScreenView) -> str:
+    operator = view.moment.operator
+    if operator is None:
+        return NO_OPERATOR
+    return f"the clusters cannot be asked: {operator.warnings[0]}" if operator.warnings else "nothing was started"
+
+
 def _apply_text(view: ScreenView) -> str:
     return NO_OPERATOR if view.moment.operator is None else "nothing was applied from here yet: `fabrictool apply`"
 
@@ -228,7 +235,7 @@ TABLES = (
     TableSpec("overview", TROUBLE_COLUMNS, trouble_rows, _says("nothing needs you")),
     TableSpec("models", MODEL_COLUMNS, models, _says("no model is served yet")),
     TableSpec("nodes", NODE_COLUMNS, nodes, _says("no node has joined yet")),
-    TableSpec("jobs", JOB_COLUMNS, jobs, lambda v: NO_OPERATOR if v.moment.operator is None else "nothing was started"),
+    TableSpec("jobs", JOB_COLUMNS, jobs, _jobs_text),
     TableSpec("mesh", MESH_COLUMNS, mesh, _says(NO_MESH)),
     TableSpec("events", EVENT_COLUMNS, events, _says("nothing happened yet")),
     TableSpec("plan", PLAN_COLUMNS, last_apply, _apply_text),

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import pty
+import re
 import select
 import signal
 import struct
@@ -38,7 +39,7 @@ class Terminal:
         """Read until they were written; everything since the last call."""
         end, since = time.monotonic() + seconds, len(self.shown)
         while words.encode() not in self.shown[since:]:
-            assert time.monotonic() < end, self.shown[-3000:]
+            assert time.monotonic() < end, screen_of(self.shown)
             if select.select([self.ours], [], [], 0.2)[0]:
                 try:
                     self.shown += os.read(self.ours, 1 << 16)
@@ -50,14 +51,23 @@ class Terminal:
 
     def end(self):
         """Its exit code; what it still writes is read, or it would wait for that."""
-        while self.process.poll() is None:
+        end = time.monotonic() + 20
+        while self.process.poll() is None and time.monotonic() < end:
             if select.select([self.ours], [], [], 0.1)[0]:
                 try:
                     os.read(self.ours, 1 << 16)
                 except OSError:
                     break
+        if self.process.poll() is None:
+            self.process.kill()
         os.close(self.ours)
         return self.process.wait(timeout=30)
+
+
+def screen_of(octets):
+    """The last of what a terminal was sent, without its colours, for whoever reads why a test failed."""
+    text = octets[-20_000:].decode(errors="replace")
+    return re.sub("\x1b\\[[0-9;?]*[a-zA-Z]", "", re.sub("\x1b\\[[0-9]+;1H", "\n", text))[-4000:]
 
 
 def test_top_in_a_terminal_records_what_a_killed_replica_looked_like(fabric_bed):
@@ -73,6 +83,9 @@ def test_top_in_a_terminal_records_what_a_killed_replica_looked_like(fabric_bed)
         top.until("TTFT p95")
         top.press("3")
         top.until("reference bf16")
+        top.press("4")
+        top.until("replica/tiny/0")
+        top.press("3")
         killed = bed.units()["replica/tiny/1", "running"]
         os.kill(killed.pid, signal.SIGKILL)
         top.until("lost")
@@ -85,7 +98,8 @@ def test_top_in_a_terminal_records_what_a_killed_replica_looked_like(fabric_bed)
     sightings = read_recording(seen)
     lost = [s for s in sightings if s.gateway and any(not node.connected for node in s.gateway.nodes)]
     assert lost, "the recording has what the screen had"
-    assert any(s.operator is not None and len(s.operator.units) == 3 for s in sightings)
+    seen_by_operator = [s.operator for s in sightings if s.operator is not None]
+    assert any(len(operator.units) == 3 for operator in seen_by_operator), [o.warnings for o in seen_by_operator]
     shown = bed.run("top", "--replay", str(seen), "--snapshot", COLUMNS="120", LINES="36").stdout
     assert f"replay 1/{len(sightings)}" in shown
 
@@ -100,6 +114,16 @@ def test_a_snapshot_of_a_running_fabric_and_of_none(fabric_bed):
     assert row.split()[1:3] == ["ok", "1/1"]
     shown = bed.run("top", "--snapshot", "--screen", "nodes", COLUMNS="160", LINES="30").stdout
     assert "tiny/0" in shown
+    words = {"_FABRICTOOL_COMPLETE": "complete_bash", "COMP_WORDS": "fabrictool logs re", "COMP_CWORD": "2"}
+    program = [
+        sys.executable,
+        "-c",
+        "from fabrictool.cli.main import main; import sys; sys.argv[0] = 'fabrictool'; main()",
+    ]
+    tab = subprocess.run(
+        program, cwd=bed.folder, env=bed.environment | words, capture_output=True, text=True, check=False
+    )
+    assert tab.stdout.split() == ["replica/tiny/0"]
     bed.run("destroy", "--yes")
     gone = bed.run("top", "--snapshot", code=None)
     assert gone.returncode != 0
