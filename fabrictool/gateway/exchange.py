@@ -25,10 +25,11 @@ from fabrictool.gateway.continuing import CONTINUING_ENGINES, Utterance, continu
 from fabrictool.gateway.directory import Unmet
 from fabrictool.gateway.openai import GatewayResponse, error_event, error_response, no_such_model
 from fabrictool.gateway.patience import IDLE_UPSTREAM_S
+from fabrictool.gateway.ranking import ranked
 from fabrictool.gateway.records import RequestRecord
 from fabrictool.gateway.usage import TAIL_OCTETS, Usage, tokens_in
 from fabrictool.mesh.framing import LEFT_HEADER
-from fabrictool.routing.admission import PATIENCE_S, Waiter, with_room
+from fabrictool.routing.admission import Waiter, with_room
 from fabrictool.routing.affinity import preferred
 from fabrictool.routing.candidates import ready
 from fabrictool.routing.ejection import available
@@ -213,9 +214,8 @@ class Exchange:
     def waiter(self) -> Waiter[Admitted]:
         if self._waiter is None:
             asked = self._request
-            wait_s = PATIENCE_S[asked.priority] if asked.max_wait_s is None else asked.max_wait_s
             kind = (asked.group, asked.requested, asked.required, asked.follows)
-            self._waiter = Waiter(self, asked.priority, self._began + wait_s, kind)
+            self._waiter = Waiter(self, asked.priority, self._began + asked.patience_s, kind)
         return self._waiter
 
     def able(self) -> Sequence[RoutingTarget]:
@@ -389,9 +389,8 @@ class Exchange:
 
     def _send(self, target: RoutingTarget, *, anew: bool) -> None:
         asked = self._request
-        self._upstream = target.connector.start(
-            asked.method, asked.path, asked.headers, asked.body, asked.caller, self, anew=anew
-        )
+        headers, body = ranked(asked) if target.by_priority else (asked.headers, asked.body)
+        self._upstream = target.connector.start(asked.method, asked.path, headers, body, asked.caller, self, anew=anew)
 
     def _candidates(self) -> list[RoutingTarget] | Refusal | Unmet:
         """The replicas that may answer and have not been tried."""

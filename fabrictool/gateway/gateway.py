@@ -379,8 +379,7 @@ class GatewayServer:
         required = requirements_of(request.fields)
         if isinstance(required, str):
             peeked = error_response(400, "FT8114", required, path=path)
-        limit = None if consumer is None else self._rules.priority_limit(consumer.tenant)
-        priority, max_wait_s = priority_of(request.fields, limit), longest_wait(request.fields)
+        priority, max_wait_s = priority_of(request.fields, self._best_class(consumer)), longest_wait(request.fields)
         for wrong in (priority, max_wait_s):
             if isinstance(wrong, str):
                 peeked = error_response(400, "FT8132", wrong, path=path)
@@ -422,12 +421,17 @@ class GatewayServer:
             most_tokens=peeked.most_tokens,
             priority=priority if isinstance(priority, int) else STANDARD,
             max_wait_s=None if isinstance(max_wait_s, str) else max_wait_s,
+            ranks_itself=bool(peeked.priority),
         )
         if ticket is not None:
             ended = ticket.before(ended)
         admission = self._admission if self._rules.admission else None
         kind = exchange_for(peeked.model, self.directory)
         return kind(connection, asked, self._rules, self.directory, self._metrics, ended, admission, self.waking)
+
+    def _best_class(self, consumer: Consumer | None) -> int | None:
+        """The most important one that its requests may have; None: any."""
+        return None if consumer is None else self._rules.priority_limit(consumer.tenant)
 
     def _begin(self, request: ClientRequest, *, kept: bool) -> tuple[TraceContext | None, RecordSink]:
         """What the engine is told of a trace, and who is told of the request's end."""
