@@ -1,5 +1,6 @@
 """A real vLLM with a tiny random model; `make test-vllm` installs it."""
 
+import contextlib
 import json
 import os
 import signal
@@ -44,6 +45,13 @@ def write_model(folder):
         "bos_token_id": vocabulary[end], "eos_token_id": vocabulary[end],
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
+
+
+def _words(pid):
+    try:
+        return (Path("/proc") / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 class Vllm:
@@ -93,6 +101,22 @@ class Vllm:
             int(sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name)))
             for name in ("vllm:prompt_tokens_total{", "vllm:generation_tokens_total{")
         ]
+
+    @contextlib.contextmanager
+    def standing_still(self):
+        """No step is made meanwhile, and its server takes requests as ever."""
+        core = next(pid for pid in self._processes() if _words(pid).startswith(b"VLLM::EngineCore"))
+        os.kill(core, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(core, signal.SIGCONT)
+
+    def _processes(self):
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if os.getsid(int(folder.name)) == self.process.pid:
+                    yield int(folder.name)
 
     def signal(self, number):
         os.killpg(self.process.pid, number)

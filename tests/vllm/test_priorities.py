@@ -1,11 +1,7 @@
 """A real vLLM with one place, and requests of several classes before it: who is served next."""
 
 import asyncio
-import contextlib
 import json
-import os
-import signal
-from pathlib import Path
 
 import aiohttp
 import pytest
@@ -68,22 +64,11 @@ def _has_text(event):
     return "choices" in event or event.get("type") == "content_block_delta"
 
 
-def core_of(server):
-    """The process that steps, by pid: its server goes on taking requests while it stands still."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            steps = (folder / "cmdline").read_bytes().startswith(b"VLLM::EngineCore")
-            if steps and os.getsid(int(folder.name)) == server.process.pid:
-                return int(folder.name)
-    pytest.fail("no process steps")
-
-
 async def test_the_urgent_come_before_the_lax_that_were_there_earlier(line):
-    batch, core = {"x-fabric-priority": "batch"}, core_of(line.vllm)
+    batch = {"x-fabric-priority": "batch"}
     await line.send("long", 1900)
     await until(lambda: "long" in line.first)
-    os.kill(core, signal.SIGSTOP)
-    try:
+    with line.vllm.standing_still():
         await line.send("lax 1", headers=batch)
         await line.send("lax 2", headers=batch)
         await line.send("sly", headers=batch | {"x-vllm-priority": "-9000000000000000000"}, priority=-(2**62))
@@ -91,7 +76,5 @@ async def test_the_urgent_come_before_the_lax_that_were_there_earlier(line):
         await line.send("usual")
         await line.send("messages", path="/v1/messages")
         await line.send("soon", headers={"x-fabric-max-wait": "60"})
-    finally:
-        os.kill(core, signal.SIGCONT)
     await asyncio.gather(*line.tasks)
     assert line.first == ["long", "soon", "usual", "messages", "lax 1", "lax 2", "sly", "lax 3"]
