@@ -158,6 +158,10 @@ class _Learned:
             due += tpot
         return slack
 
+    def in_time(self, tokens: int, target: StreamTarget, foreign: int, now: float) -> bool:
+        """Whether it keeps its targets, and all that is there keeps theirs."""
+        return self.headroom(tokens, target, foreign, now) > 0 and self.keeps_pace(target, foreign)
+
     def keeps_pace(self, target: StreamTarget, foreign: int) -> bool:
         """Whether with one request more each still gets its tokens as fast as it wants them (case 3): a stream that
         began early has headroom to lose, and would lose it all.
@@ -199,6 +203,39 @@ class HeadroomPolicy:
             return None
         target = self._targets.get(request.model, _DEFAULT)
         return learned.headroom(request.prompt_tokens, target, learned.foreign(candidate), now)
+
+    # -- ShadowPlay, for making room -------------------------------------------------------------------------
+
+    def target_of(self, model: str) -> StreamTarget:
+        return self._targets.get(model, _DEFAULT)
+
+    def late(self, candidates: Sequence[Candidate], request: RoutedRequest, now: float) -> bool:
+        target = self.target_of(request.model)
+
+        def late_there(candidate: Candidate) -> bool:
+            learned = self._known(candidate, now)
+            foreign = 0 if learned is None else learned.foreign(candidate)
+            return learned is not None and not learned.in_time(request.prompt_tokens, target, foreign, now)
+
+        return all(map(late_there, candidates))
+
+    def in_time_without(self, candidate: Candidate, request: RoutedRequest, stream: Hashable, now: float) -> bool:
+        learned, target = self._known(candidate, now), self.target_of(request.model)
+        if learned is None or stream not in learned.open:
+            return False
+        foreign = learned.foreign(candidate)
+        its = learned.open.pop(stream)
+        try:
+            return learned.in_time(request.prompt_tokens, target, foreign, now)
+        finally:
+            learned.open[stream] = its
+
+    def in_time_there(self, candidate: Candidate, model: str, tokens: int, due: float, now: float) -> bool:
+        learned = self._known(candidate, now)
+        target = StreamTarget(due - now, self.target_of(model).tpot_s)
+        return learned is not None and learned.in_time(tokens, target, learned.foreign(candidate), now)
+
+    # -- internals --------------------------------------------------------------------------------------------
 
     def _known(self, candidate: Candidate, now: float) -> _Learned | None:
         learned = self._learned.get(candidate)
