@@ -20,8 +20,8 @@ CONTEXT = 2048
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
 
 
-def write_model(folder):
-    """Four random layers (vLLM draws the weights) and a tokenizer whose tokens are octets."""
+def write_model(folder, **larger):
+    """Four random layers (vLLM draws the weights), or `larger` ones, and a tokenizer whose tokens are octets."""
     end = "<|endoftext|>"
     vocabulary = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     vocabulary[end] = len(vocabulary)
@@ -44,7 +44,7 @@ def write_model(folder):
         "hidden_act": "silu", "tie_word_embeddings": True, "torch_dtype": "bfloat16",
         "bos_token_id": vocabulary[end], "eos_token_id": vocabulary[end],
     }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config | larger))
 
 
 def _words(pid):
