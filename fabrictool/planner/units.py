@@ -135,8 +135,11 @@ def _context(blueprint: Blueprint, model: Model) -> int:
 
 
 def _is_timed(blueprint: Blueprint, replica: ReplicaPlacement) -> bool:
-    """Whether routing goes by how long its steps take. Of two that share a request neither has it all."""
-    return looks_at_latency(blueprint) and replica.phase == "unified"
+    """Whether routing goes by how long its steps take. Of two that share a request neither has it all, and several
+    models in one engine have turns.
+    """
+    alone = replica.phase == "unified" and not blueprint.models[replica.model].companions
+    return alone and looks_at_latency(blueprint)
 
 
 def staged_in(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement, source: str) -> tuple[str, str]:
