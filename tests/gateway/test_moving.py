@@ -10,6 +10,7 @@ import pytest_asyncio
 from fabrictool.domain.steps import MeasuredSteps
 from fabrictool.gateway.staticlist import StaticNode
 from fabrictool.routing.making_room import MOST_MOVES
+from fabrictool.routing.protocol import StreamTarget
 from tests.gateway.conftest import Bed, FakeEngine, until
 
 pytestmark = pytest.mark.asyncio
@@ -76,15 +77,15 @@ async def start():
     """full = await start(policy, wish, ...)"""
     begun = []
 
-    async def begin(policy="slo-packing", wish=WISH, steps=FAST):
+    async def begin(policy="slo-packing", wish=WISH, steps=FAST, slots=1, targets=None):
         engines = [FakeEngine("a"), FakeEngine("b")]
         for engine in engines:
             await engine.start()
         nodes = [
-            StaticNode(engines[0].url, ["m"], "alpha", "xeon-6462c", engine="vllm", slots=1),
-            StaticNode(engines[1].url, ["m"], "beta", engine="vllm", slots=1),
+            StaticNode(engines[0].url, ["m"], "alpha", "xeon-6462c", engine="vllm", slots=slots),
+            StaticNode(engines[1].url, ["m"], "beta", engine="vllm", slots=slots),
         ]
-        bed = await Bed().start(policy, nodes=nodes)
+        bed = await Bed().start(policy, nodes=nodes, targets=targets)
         for target in bed.gateway.directory:
             target.steps = steps
         http = aiohttp.ClientSession(headers={"authorization": f"Bearer {bed.KEY}"})
@@ -127,6 +128,18 @@ async def test_one_stream_goes_on_elsewhere_and_the_request_has_its_place(start)
     assert all(target.in_flight == 0 for target in full.bed.gateway.directory)
     assert full.bed.gateway._streams._running == {}
     assert 'fabric_retries_total{reason="moved"} 1.0' in full.bed.gateway.exposition().decode()
+
+
+@pytest.mark.parametrize("policy", ["slo-headroom", "slo-packing"])
+async def test_a_request_that_would_be_late_where_there_are_slots_makes_room_too(start, policy):
+    steps = MeasuredSteps((1_000,) * 6, (40_000, 80_000, 160_000, 320_000))  # two keep 0.1 s a token, three do not
+    full = await start(policy, steps=steps, slots=0, targets={"m": StreamTarget(2.0, 0.1)})
+    status, provider, text = await full.ask({})
+    assert (status, provider, words(text)) == (200, "beta", "from b"), "it is in time there, and nobody moves"
+    assert not full.a.cancelled.is_set()
+    assert (await full.ask(URGENT))[:2] == (200, "alpha")
+    await asyncio.wait_for(full.a.cancelled.wait(), 20)
+    assert sorted(words(text) for _, _, text in await full.answers()) == ["from a", "fromfrom b"]
 
 
 @pytest.mark.parametrize("mode", ["400", "503", "reset"])
