@@ -94,6 +94,12 @@ class Vllm:
                 return
         pytest.fail((self.folder / "vllm.log").read_text()[-3000:])
 
+    def again(self):
+        """After a test that killed it."""
+        if self.process.poll() is not None:
+            self.start()
+            self.wait()
+
     def counters(self):
         """Tokens that it says it has taken in, and given out."""
         lines = httpx.get(self.url + "/metrics", timeout=10).text.splitlines()

@@ -23,6 +23,8 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.vllm, pytest
 async def start(vllms):
     """bed = await start(policy, …): a gateway before both servers, one of which says that it has a processor."""
     beds = []
+    for server in vllms:
+        await asyncio.to_thread(server.again)
 
     async def begin(policy="slo-packing", slots=0, targets=None):
         devices = ("h100-sxm-80g", "xeon-6462c")
