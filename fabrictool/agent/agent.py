@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 import logging
 import math
+import random
 import secrets
 from collections import Counter, deque
 from contextlib import AsyncExitStack
@@ -29,6 +30,7 @@ from fabrictool.agent.launching import first_node, launch_of
 from fabrictool.agent.measured import package_folder, signed_build
 from fabrictool.agent.nextjob import NextJob
 from fabrictool.agent.pairing import PairMember
+from fabrictool.agent.quantifying import EngineEndpoint, Measurement, Quantifier, steps_file, version_of
 from fabrictool.agent.specwatch import SpecWatch
 from fabrictool.agent.supervisor import Supervisor
 from fabrictool.base.clock import duration_text
@@ -37,7 +39,7 @@ from fabrictool.domain.specs import AgentTrust, BroughtEngine
 from fabrictool.engines.adapter import adapter
 from fabrictool.engines.artifacts import resolve
 from fabrictool.mesh.identity import CLOCK_SKEW_S
-from fabrictool.mesh.records import Lifecycle, with_note
+from fabrictool.mesh.records import Lifecycle, with_note, with_steps
 from fabrictool.mesh.transport.clocks import ClockWatch
 from fabrictool.mesh.transport.node import MeshNode
 from fabrictool.mesh.transport.sitelinks import own_address
@@ -148,6 +150,10 @@ class Agent:
         self._next = NextJob(folder, clock, self._note)
         self._brought = BroughtEngine() if isinstance(spec.brought, msgspec.UnsetType) else spec.brought
         self._leader = None if spec.on_nodes == 1 else self._leader_of(folder)
+        self._measured: Measurement | None = None
+        """Of the engine that runs."""
+        self._by_priority = False
+        """Whether it was started so."""
         self._pair = PairMember(spec, self._adapter.capabilities, self._note)
         self._supervisor = Supervisor(
             self._adapter,
@@ -157,6 +163,7 @@ class Agent:
             start_timeout_s=spec.start_timeout_s,
             brought=self._brought,
             crew=self._leader,
+            before_ready=self._quantify,
         )
 
     @property
@@ -286,6 +293,8 @@ class Agent:
                 kv_use=engine.kv_use,
                 last_lines=list(engine.lines)[-20:],
                 elastic=engine.elastic,
+                by_priority=self._by_priority,
+                steps=None if self._measured is None else self._measured.row(),
             ),
             links=[session.hex() for session in self.mesh.neighbours],
             dial_errors=dict(self.mesh.hub_links.errors),
@@ -436,7 +445,25 @@ class Agent:
         what = "join again with a new session" if joined else "`fabrictool reconcile` gives it another one"
         return f"the session's certificate ends in {left}, and this agent leaves before that: {what}"
 
+    async def _quantify(self, at: EngineAddress) -> None:
+        """Learn how long the steps of the engine take, where routing goes by that."""
+        budget = self._watch.spec.measure_s
+        if isinstance(budget, msgspec.UnsetType):
+            return
+        self._supervisor.progress = "measures how long its steps take"
+        async with at.http(budget) as http:
+            path = self._adapter.capabilities.version_path
+            version = await version_of(http, f"{at.url}{path}") if path else ""
+            endpoint = EngineEndpoint(http, at.url, self._supervisor.model, self._clock, random.Random())
+            quantifier = Quantifier(endpoint, self._clock, budget, steps_file(self._cache, self.spec, version))
+            self._measured = await quantifier.run(self.spec.context, self.spec.max_num_seqs * self.spec.dp)
+        self._note("measured", self.spec.replica, self._measured.words())
+
     def _command(self, at: EngineAddress, ports: PortBlock) -> EngineCommand:
+        self._measured = None
+        option = self._adapter.capabilities.priority_option
+        wanted = self._watch.spec.priorities is True and bool(option)
+        self._by_priority = wanted and self.spec.options.get(option, "priority") == "priority"
         return self._adapter.command(
             launch_of(
                 self.spec,
@@ -449,6 +476,7 @@ class Agent:
                 node=None if self._leader is None else first_node(self._leader.nodes, self._leader.meets_at),
                 handover=self._pair.handover(ports.handover),
                 command=self._brought.command,
+                by_priority=self._by_priority,
             )
         )
 
@@ -537,7 +565,11 @@ class Agent:
     def _service_body(self, lifecycle: Lifecycle, model: str) -> ServiceBody:
         mesh = self.mesh
         body = service_body(self.spec, mesh.federation, mesh.session, self._service, lifecycle, model)
-        return msgspec.structs.replace(body, accepting=self._accepting, meets_at=self._pair.meets_at)
+        body = msgspec.structs.replace(
+            body, accepting=self._accepting, meets_at=self._pair.meets_at, by_priority=self._by_priority
+        )
+        measured = self._measured if lifecycle is Lifecycle.SERVING else None
+        return body if measured is None else with_steps(body, measured.steps)
 
     def _note(self, kind: str, subject: str, text: str) -> None:
         self._events.append(Event(at=self._clock.wall(), kind=kind, subject=subject, text=text))

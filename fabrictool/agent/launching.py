@@ -38,6 +38,7 @@ def launch_of(
     node: NodeOfSeveral | None = None,
     handover: CacheHandover | None = None,
     command: tuple[str, ...] = (),
+    by_priority: bool = False,
 ) -> EngineLaunch:
     """The engine process of a replica, or its part on one of several nodes."""
     shared = None if isinstance(spec.shared, msgspec.UnsetType) else spec.shared
@@ -68,6 +69,7 @@ def launch_of(
         tpot_s=None if shared is None else shared.tpot_s,
         loader="" if spec.loads_by == DEFAULT_LOADER else spec.loads_by,
         options=spec.options,
+        by_priority=by_priority,
         node=node,
         handover=handover,
         command=command,

@@ -25,7 +25,7 @@ from fabrictool.status.elastic import ElasticState
 
 if TYPE_CHECKING:
     from collections import deque
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from fabrictool.domain.specs import BroughtEngine
     from fabrictool.engines.adapter import EngineAdapter, EngineCommand
@@ -93,7 +93,9 @@ class Supervisor:
         brought: BroughtEngine | None = None,
         crew: Crew | None = None,
         hang_s: float = HANG_S,
+        before_ready: Callable[[EngineAddress], Awaitable[None]] | None = None,
     ) -> None:
+        """`before_ready` has the engine to itself, once it answers and before anybody else is told."""
         self._adapter = adapter
         self._command = command
         self.model = model
@@ -104,6 +106,7 @@ class Supervisor:
         self._on_socket = adapter.capabilities.sockets and not self._running_at
         self._crew = crew
         self._hang_s = hang_s
+        self._before_ready = before_ready
         self._sign: tuple[tuple[float, float, float], float] | None = None
         """What its figures say of how far its requests are, and since when they say so."""
         self._process = EngineProcess(self._log_line)
@@ -196,6 +199,9 @@ class Supervisor:
         self._move("loading")
         async with self.address.http(ANSWER_S) as http:
             why = await self._until_ready(http)
+            if why is None and self._before_ready is not None:
+                await self._before_ready(self.address)
+                why = self._over or None
             if why is None:
                 self._sign = None
                 self._move("ready")

@@ -218,6 +218,11 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="agent", tag_fiel
     """It is beyond those that were planned: it starts while requests wait and nodes are idle; not written of others."""
     loader: str | msgspec.UnsetType = msgspec.UNSET
     """How its engine reads the weights; unset: by the engine's default."""
+    measure_s: float | msgspec.UnsetType = msgspec.UNSET
+    """Seconds that it may take, before it serves, to measure how long its engine's steps take; unset: it does not."""
+    priorities: bool | msgspec.UnsetType = msgspec.UNSET
+    """Whether its engine, if it can, serves requests by the priority that gateways give them; not written where it
+    serves them as they come."""
     loaders: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     """Among which each start chooses by what was measured; unset: there is no choice."""
 
@@ -552,8 +557,8 @@ IN_PLACE = (
     "priorities", "terms", "model_limits", "labels", "aliases", "model_groups", "wakes", "cache_octets", "bases",
 )  # fmt: skip
 """Fields of a `GatewaySpec` that a gateway takes over while it serves; for any other a new one must start."""
-AGENT_IN_PLACE = ("trust", "hubs", "idle_after_s", "successors", "extra")
-"""The same of an `AgentSpec`."""
+AGENT_IN_PLACE = ("trust", "hubs", "idle_after_s", "successors", "extra", "measure_s", "priorities")
+"""The same of an `AgentSpec`; the last two when its engine is started the next time."""
 
 
 def in_place(spec: UnitSpec) -> tuple[str, ...]:
@@ -584,14 +589,14 @@ def without_hubs(spec: UnitSpec) -> UnitSpec:
 
 
 def lasting(spec: UnitSpec) -> UnitSpec:
-    """What a unit that differs in it has to be replaced for, or, of a gateway, told anew. Whom an agent serves, and
-    when it may end and what follows it, is left out: one that cannot be told now, such as a job in a queue, must not
-    lose its place for it.
+    """What a unit that differs in it has to be replaced for, or, of a gateway, told anew. Whom an agent serves, when
+    it may end and what follows it, and how its next engine starts, is left out: one that cannot be told now, such as a
+    job in a queue, must not lose its place for it.
     """
     spec = without_hubs(spec)
     if not isinstance(spec, AgentSpec):
         return spec
-    left_out = dict.fromkeys(("trust", "idle_after_s", "successors", "extra"), msgspec.UNSET)
+    left_out = dict.fromkeys(("trust", "idle_after_s", "successors", "extra", "measure_s", "priorities"), msgspec.UNSET)
     return msgspec.structs.replace(spec, **left_out)
 
 

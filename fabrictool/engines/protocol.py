@@ -90,6 +90,8 @@ class EngineLaunch(msgspec.Struct, frozen=True, kw_only=True):
     """How weights are read; empty: the engine's own way."""
     options: dict[str, str] = {}
     """Flags passed through: ``{"enable-prefix-caching": ""}``. A name in capitals is an environment variable."""
+    by_priority: bool = False
+    """Its requests come first by their ``priority``, the smallest before the others, and not by when they came."""
     node: NodeOfSeveral | None = None
     """None: the whole engine is on one node."""
     handover: CacheHandover | None = None
@@ -169,6 +171,11 @@ class Capabilities(msgspec.Struct, frozen=True):
     """Path where one that changes while it answers says how (`fabrictool.status.elastic`)."""
     extra: str = ""
     """The extra of this package that the engine comes with; "": it is installed on its own."""
+    priority_option: str = ""
+    """Which says ``priority`` where of its requests the one with the smallest ``priority`` comes first; "": of no
+    engine of its kind."""
+    version_path: str = ""
+    """Where it says its release, as ``{"version": …}``; "": it does not."""
     brought: bool = False
     """Its command comes from a job script: no blueprint may name it."""
 

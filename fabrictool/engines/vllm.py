@@ -48,6 +48,7 @@ _IN_CHECKPOINT = ("awq", "gptq", "int4", "int8", "mxfp4", "nvfp4", "w4a16", "w8a
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _ACCESS_LOG = "disable-uvicorn-access-log"
 """The agent looks at its health and its figures every second."""
+_SCHEDULING = "scheduling-policy"
 _LOADERS = {"eager": ["--safetensors-load-strategy", "eager"], "streamer": ["--load-format", "runai_streamer"]}
 _LOADER_FIELDS = {"load-format": "loader", "safetensors-load-strategy": "loader"}
 _KV = {"bf16": "bfloat16", "fp8": "fp8", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2"}
@@ -65,6 +66,8 @@ class Vllm:
         serves_adapters=True,
         loaders=frozenset(_LOADERS),
         sockets=True,
+        priority_option=_SCHEDULING,
+        version_path="/version",
         hub_models=True,
         precisions=frozenset({*_DTYPES, "fp8", *_IN_CHECKPOINT}),
         kv_precisions=frozenset(_KV),
@@ -95,6 +98,7 @@ class Vllm:
         argv += _precision(launch)
         argv += _LOADERS.get(launch.loader, ())
         argv += _adapters(launch)
+        argv += _scheduling(launch)
         if launch.kv_precision is not None:
             argv += ["--kv-cache-dtype", _KV[launch.kv_precision]]
         # An inherited variable must not open the administrative routes, nor send usage data to strangers.
@@ -142,6 +146,11 @@ def _adapters(launch: EngineLaunch) -> list[str]:
     modules = [f"{name}={path}" for name, path in sorted(launch.adapters.items())]
     sizes = ["--max-loras", str(len(modules)), "--max-lora-rank", str(rank)]
     return ["--enable-lora", *sizes, "--lora-modules", *modules]
+
+
+def _scheduling(launch: EngineLaunch) -> list[str]:
+    """An option that says another one is the blueprint's own wish."""
+    return [f"--{_SCHEDULING}", "priority"] if launch.by_priority and _SCHEDULING not in launch.options else []
 
 
 def _nodes(node: NodeOfSeveral) -> list[str]:

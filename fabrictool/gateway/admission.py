@@ -83,6 +83,11 @@ class Admission:
             self.pump(now)
         return ()
 
+    def is_first(self, model: str, priority: int) -> bool:
+        """Whether nobody waits for the model who would come before one of that class."""
+        queue = self._queues.get(model)
+        return queue is None or not any(queue.waiting(other) for other in range(priority + 1))
+
     def leave(self, request: Admitted) -> None:
         """It ended while it waited."""
         queue = self._queues.get(request.model)

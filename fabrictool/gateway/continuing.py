@@ -35,8 +35,13 @@ class _Choice(msgspec.Struct, frozen=True):
     finish_reason: str | None = None
 
 
+class _Said(msgspec.Struct, frozen=True):
+    completion_tokens: int | None = None
+
+
 class _Event(msgspec.Struct, frozen=True):
     choices: list[_Choice] = []
+    usage: _Said | None = None
 
 
 _decoder = msgspec.json.Decoder(_Event)
@@ -55,6 +60,8 @@ class Utterance:
         self._body = body
         self._pieces: list[str] = []
         self._continuable = True
+        self._former = self._told = 0
+        """Tokens that others said before, and those that this one says it has said: an event may hold several."""
 
     def take(self, events: bytes) -> None:
         """Whole events, as the client gets them."""
@@ -69,6 +76,8 @@ class Utterance:
                 return
             for choice in event.choices:
                 self._hear(choice)
+            if event.usage is not None and event.usage.completion_tokens is not None:
+                self._told = event.usage.completion_tokens
 
     def _hear(self, choice: _Choice) -> None:
         delta = choice.delta or _Delta()
@@ -76,8 +85,17 @@ class Utterance:
             self._continuable = False
         self._pieces.append(choice.text or delta.content or "")
 
+    def turn(self, tokens: int) -> int:
+        """Another one goes on; returns how many tokens were said, `tokens` of them seen."""
+        self._former, self._told = self._said(tokens), 0
+        return self._former
+
+    def _said(self, tokens: int) -> int:
+        return max(tokens, self._former + self._told)
+
     def request(self, tokens: int) -> bytes | None:
-        """The body of the request for the rest; None where there can be none. `tokens`: so many were said."""
+        """The body of the request for the rest; None where there can be none. `tokens`: so many were seen."""
+        tokens = self._said(tokens)
         if not self._continuable:
             return None
         try:
@@ -91,6 +109,8 @@ class Utterance:
                 asked[name] -= tokens
                 if asked[name] <= 0:
                     return None
+        if isinstance(asked.get("min_tokens"), int):
+            asked["min_tokens"] = max(0, asked["min_tokens"] - tokens)
         words, messages, prompt = "".join(self._pieces), asked.get("messages"), asked.get("prompt")
         if isinstance(messages, list) and messages:
             asked["messages"] = [*messages, {"role": "assistant", "content": words}] if words else messages

@@ -21,6 +21,7 @@ from fabrictool.routing.requirements import ANYTHING, Requirements
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from fabrictool.domain.steps import MeasuredSteps
     from fabrictool.mesh.registry import Serving
     from fabrictool.mesh.transport.listener import Load
     from fabrictool.mesh.transport.node import MeshNode
@@ -82,6 +83,10 @@ class RoutingTarget:
     ttft_s: float | None = None
     """To the first octet of streams, a moving mean of what this gateway saw; None: it saw none."""
     tpot_s: float | None = None
+    steps: MeasuredSteps | None = None
+    """How long its steps take, as measured before it served."""
+    by_priority: bool = False
+    """Its engine serves requests by their ``priority``."""
     slots: int = 0
     """Requests that it works on at the same time, as declared or as its engine's queue showed; 0: unknown."""
     declared_slots: int = 0
@@ -353,6 +358,8 @@ class Directory:
             site=node.site,
             labels=frozenset(self.labels.get(labelled_as, ())),
             labelled_as=labelled_as,
+            steps=service.steps,
+            by_priority=service.by_priority,
             slots=service.max_num_seqs,
             declared_slots=service.max_num_seqs,
         )

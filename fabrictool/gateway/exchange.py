@@ -25,13 +25,15 @@ from fabrictool.gateway.continuing import CONTINUING_ENGINES, Utterance, continu
 from fabrictool.gateway.directory import Unmet
 from fabrictool.gateway.openai import GatewayResponse, error_event, error_response, no_such_model
 from fabrictool.gateway.patience import IDLE_UPSTREAM_S
+from fabrictool.gateway.ranking import ranked
 from fabrictool.gateway.records import RequestRecord
 from fabrictool.gateway.usage import TAIL_OCTETS, Usage, tokens_in
 from fabrictool.mesh.framing import LEFT_HEADER
-from fabrictool.routing.admission import PATIENCE_S, Waiter, with_room
+from fabrictool.routing.admission import Waiter, with_room
 from fabrictool.routing.affinity import preferred
 from fabrictool.routing.candidates import ready
 from fabrictool.routing.ejection import available
+from fabrictool.routing.making_room import MOST_MOVES, RunningStream
 from fabrictool.routing.protocol import LOST, RequestOutcome
 from fabrictool.workload.prefixes import BLOCK_TOKENS
 
@@ -42,12 +44,14 @@ if TYPE_CHECKING:
     from fabrictool.gateway.directory import Directory, RoutingTarget
     from fabrictool.gateway.metrics import GatewayMetrics
     from fabrictool.gateway.modelrequest import ModelRequest
+    from fabrictool.gateway.moving import Streams
     from fabrictool.gateway.records import End
     from fabrictool.gateway.rules import RoutingRules
     from fabrictool.gateway.upstream import Headers, Upstream
     from fabrictool.gateway.waking import Waking
     from fabrictool.routing.admission import Busy
     from fabrictool.routing.candidates import Refusal
+    from fabrictool.routing.headroom import HeadroomPolicy
 
 HOLD_OCTETS = 8 * 1024 * 1024
 """A JSON answer larger than this is passed on as it comes."""
@@ -107,6 +111,7 @@ class Exchange:
         "_held",
         "_left",
         "_metrics",
+        "_moves",
         "_over",
         "_partial",
         "_passing",
@@ -115,6 +120,7 @@ class Exchange:
         "_retries_left",
         "_rules",
         "_status",
+        "_streams",
         "_tail",
         "_target",
         "_tokens",
@@ -138,6 +144,7 @@ class Exchange:
         finished: Callable[[RequestRecord], None],
         admission: Admission | None = None,
         waking: Waking | None = None,
+        streams: Streams | None = None,
     ) -> None:
         self._client = client
         self._request = request
@@ -149,6 +156,9 @@ class Exchange:
         """None: it waits for no slot."""
         self._waking = waking
         """None: it waits for no replica."""
+        self._streams = streams
+        """None: none moves so that it gets a place, and it does not move for others."""
+        self._moves = 0
         self._left = False
         """Whether the agent that was asked last takes nothing any more."""
         self._waiter: Waiter[Admitted] | None = None
@@ -213,9 +223,8 @@ class Exchange:
     def waiter(self) -> Waiter[Admitted]:
         if self._waiter is None:
             asked = self._request
-            wait_s = PATIENCE_S[asked.priority] if asked.max_wait_s is None else asked.max_wait_s
             kind = (asked.group, asked.requested, asked.required, asked.follows)
-            self._waiter = Waiter(self, asked.priority, self._began + wait_s, kind)
+            self._waiter = Waiter(self, asked.priority, self._began + asked.patience_s, kind)
         return self._waiter
 
     def able(self) -> Sequence[RoutingTarget]:
@@ -232,6 +241,39 @@ class Exchange:
         text = f"all replicas of {self.model!r} are busy, and {why}"
         self._client.answer(error_response(429, "FT8131", text, headers=again, path=self._request.path))
         self._finish(429, "refused")
+
+    # -- Movable, for moving ----------------------------------------------------------------------------------
+
+    def as_stream(self, policy: HeadroomPolicy) -> RunningStream[RoutingTarget] | None:
+        at, asked = self._target, self._request
+        if at is None or not self._tokens or not self._event_stream or self._moves >= MOST_MOVES:
+            return None
+        target = policy.target_of(asked.model)
+        return RunningStream(
+            asked.id,
+            asked.model,
+            at,
+            asked.priority,
+            asked.prompt_tokens + self._tokens - self._former_tokens,
+            self._began + target.ttft_s + target.tpot_s * self._tokens,
+            self._places,
+        )
+
+    def move(self, to: RoutingTarget) -> bool:
+        body = None if self._utterance is None else self._utterance.request(self._tokens)
+        if body is None or self._target is None or self._utterance is None:
+            return False
+        self._moves += 1
+        self._metrics.retried("moved")
+        self._tried.remove(self._target)  # it is as good as before
+        self._turn_to(self._utterance, body)
+        self._go(to, self._client.now())
+        return True
+
+    def _places(self) -> Sequence[RoutingTarget]:
+        """Where it could go on now."""
+        able = self.able()
+        return able if self._admission is None else with_room(able, self.priority)
 
     # -- Sleeper, for waking ----------------------------------------------------------------------------------
 
@@ -280,7 +322,8 @@ class Exchange:
         if status < 500:
             target.ejection.answered()
         if self._passing and status != HTTPStatus.OK:
-            self._break("FT8106", f"{target.replica} would not go on ({status})", status=502)
+            if not self._continue(str(status), now):
+                self._break("FT8106", f"{target.replica} would not go on ({status})", status=502)
             return
         self._status = status
         passed, kind = [], ""
@@ -363,15 +406,21 @@ class Exchange:
             self._retries_left -= now - self._attempt_began > SLOW_S
             self._metrics.retried(retry_reason)
         able, policy = available(candidates, now), self._rules.routing_policy
-        if self._admission is not None and retry_reason is None:
+        target = None
+        if self._streams is not None and retry_reason is None and self._rules.makes_room is not None:
+            target = self._streams.make_room(self._request, able, self._admission, self._rules.makes_room, now)
+        if target is None and self._admission is not None and retry_reason is None:
             roomy = with_room(able, self.priority) if its_turn else ()
             able = roomy or self._admission.enter(self, able, now)
             if not able:
                 return
         talk = self._request.conversation
-        target = preferred(able, talk) if talk is not None else None
-        if target is None:
-            target = policy.pick(able, self._request, now)
+        if target is None and talk is not None:
+            target = preferred(able, talk)
+        self._go(target or policy.pick(able, self._request, now), now)
+
+    def _go(self, target: RoutingTarget, now: float) -> None:
+        policy = self._rules.routing_policy
         if policy.learns:
             policy.on_request_start(target, self._request, now)
         self._tried.append(target)
@@ -385,13 +434,14 @@ class Exchange:
         self._attempt_began = self.last_activity = now
         if self._passing:
             self._client.chunk(continued_here(target.provider, target.replica))
+        if self._streams is not None and self._utterance is not None:
+            self._streams.add(self._request.id, self)
         self._send(target, anew=False)
 
     def _send(self, target: RoutingTarget, *, anew: bool) -> None:
         asked = self._request
-        self._upstream = target.connector.start(
-            asked.method, asked.path, asked.headers, asked.body, asked.caller, self, anew=anew
-        )
+        headers, body = ranked(asked) if target.by_priority else (asked.headers, asked.body)
+        self._upstream = target.connector.start(asked.method, asked.path, headers, body, asked.caller, self, anew=anew)
 
     def _candidates(self) -> list[RoutingTarget] | Refusal | Unmet:
         """The replicas that may answer and have not been tried."""
@@ -442,11 +492,15 @@ class Exchange:
         body = self._utterance.request(self._tokens)
         if body is None or not isinstance(self._candidates(), list):
             return False
-        self._drop_attempt()
-        self._former_tokens = self._tokens
-        self._request = msgspec.structs.replace(self._request, body=body)
+        self._turn_to(self._utterance, body)
         self._attempt(word)
         return True
+
+    def _turn_to(self, utterance: Utterance, body: bytes) -> None:
+        """The rest of the stream is asked for by this one."""
+        self._drop_attempt()
+        self._former_tokens = self._tokens = utterance.turn(self._tokens)
+        self._request = msgspec.structs.replace(self._request, body=body)
 
     def _break(self, code: str, reason: str, *, status: int) -> None:
         """There is no answer, or no more of it."""
@@ -590,11 +644,14 @@ class Exchange:
             ttft_s=first - self._began if self._event_stream and first is not None else None,
             tpot_s=tpot,
         )
-        if record.ttft_s is not None and target is not None and end == "answered" and status == 200:
+        began_here = not self._former_tokens
+        if record.ttft_s is not None and began_here and target is not None and end == "answered" and status == 200:
             target.timed(record.ttft_s - (self._attempt_began - self._began), tpot)
         self._drop_attempt(self._outcome(record))
         if self._waking is not None:
             self._waking.leave(self)
+        if self._streams is not None:
+            self._streams.discard(asked.id)
         if self._admission is not None:
             if self._waiter is not None:
                 self._admission.leave(self)
@@ -607,5 +664,7 @@ class Exchange:
         if record.end != "answered" or record.status >= 400 or not self._rules.routing_policy.learns:
             return LOST
         # What a retry cost is no fault of the replica that answered.
-        ttft_s = None if record.ttft_s is None else record.ttft_s - (self._attempt_began - self._began)
+        if record.ttft_s is None or self._former_tokens:
+            return RequestOutcome(True, None, None, record.prompt_tokens, record.completion_tokens)
+        ttft_s = record.ttft_s - (self._attempt_began - self._began)
         return RequestOutcome(True, ttft_s, record.tpot_s, record.prompt_tokens, record.completion_tokens)

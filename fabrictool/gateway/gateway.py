@@ -30,6 +30,7 @@ from fabrictool.gateway.http import ClientConnection, ClientRequest
 from fabrictool.gateway.metrics import GatewayMetrics
 from fabrictool.gateway.modellist import model_answer, model_in, models_answer, models_for
 from fabrictool.gateway.modelrequest import PASSED_HEADERS, ModelRequest, bearer, passed_on, providers_in
+from fabrictool.gateway.moving import Streams
 from fabrictool.gateway.openai import (
     CHAT_PATHS,
     MODEL_PATHS,
@@ -115,6 +116,7 @@ class GatewayServer:
         self._metrics = GatewayMetrics()
         self._metrics.watch(self.directory)
         self._admission = Admission()
+        self._streams = Streams()
         self.waking = Waking(clock, self.directory)
         self.sinks: list[Callable[[RequestRecord], object]] = []
         """Who is told what became of each request."""
@@ -379,8 +381,7 @@ class GatewayServer:
         required = requirements_of(request.fields)
         if isinstance(required, str):
             peeked = error_response(400, "FT8114", required, path=path)
-        limit = None if consumer is None else self._rules.priority_limit(consumer.tenant)
-        priority, max_wait_s = priority_of(request.fields, limit), longest_wait(request.fields)
+        priority, max_wait_s = priority_of(request.fields, self._best_class(consumer)), longest_wait(request.fields)
         for wrong in (priority, max_wait_s):
             if isinstance(wrong, str):
                 peeked = error_response(400, "FT8132", wrong, path=path)
@@ -397,13 +398,13 @@ class GatewayServer:
             return PurseWait(ticket.refusal, connection, self.accounts.after_turn, again, partial(refused, known))
         prefix = self._prefixes.add(peeked.model, peeked.text, record_id) if kept and self.sinks else ("", 0.0)
         trace, ended = self._begin(request, kept=kept)
-        added_usage = bool(peeked.stream) and not peeked.tells_usage and path in CHAT_PATHS
+        body, added_usage, goes_on = _with_figures(body, peeked, path, request.fields)
         asked = ModelRequest(
             model=peeked.model,
             method=request.method,
             path=request.target,
             headers=passed_on(request.fields, connection.request_id, trace),
-            body=with_usage(body, options=peeked.names_options) if added_usage else body,
+            body=body,
             group=consumer.group if consumer is not None else None,
             requested=providers_in(request.values(PROVIDERS_HEADER)) if PROVIDERS_HEADER in request.fields else None,
             required=required if isinstance(required, Requirements) else ANYTHING,
@@ -411,7 +412,7 @@ class GatewayServer:
             conversation=self._conversation(peeked, consumer),
             follows=peeked.previous_response_id or "",
             stream=bool(peeked.stream),
-            continues=bool(peeked.stream) and path in CHAT_PATHS and wants_continuation(request.fields),
+            continues=goes_on,
             added_usage=added_usage,
             id=record_id,
             tenant=consumer.tenant if consumer is not None else "",
@@ -422,12 +423,23 @@ class GatewayServer:
             most_tokens=peeked.most_tokens,
             priority=priority if isinstance(priority, int) else STANDARD,
             max_wait_s=None if isinstance(max_wait_s, str) else max_wait_s,
+            ranks_itself=bool(peeked.priority),
         )
         if ticket is not None:
             ended = ticket.before(ended)
+        return self._exchange(connection, asked, ended)
+
+    def _exchange(self, connection: ClientConnection, asked: ModelRequest, ended: RecordSink) -> Exchange:
         admission = self._admission if self._rules.admission else None
-        kind = exchange_for(peeked.model, self.directory)
-        return kind(connection, asked, self._rules, self.directory, self._metrics, ended, admission, self.waking)
+        kind = exchange_for(asked.model, self.directory)
+        streams = self._streams if kind is Exchange and self._rules.makes_room is not None else None
+        return kind(
+            connection, asked, self._rules, self.directory, self._metrics, ended, admission, self.waking, streams
+        )
+
+    def _best_class(self, consumer: Consumer | None) -> int | None:
+        """The most important one that its requests may have; None: any."""
+        return None if consumer is None else self._rules.priority_limit(consumer.tenant)
 
     def _begin(self, request: ClientRequest, *, kept: bool) -> tuple[TraceContext | None, RecordSink]:
         """What the engine is told of a trace, and who is told of the request's end."""
@@ -560,3 +572,14 @@ class GatewayServer:
     def note(self, kind: str, subject: str, text: str) -> None:
         self._events.append(Event(at=self._clock.wall(), kind=kind, subject=subject, text=text))
         _log.info("%s %s %s", kind, subject, text)
+
+
+def _with_figures(body: bytes, peeked: Peek, path: str, fields: Mapping[str, str]) -> tuple[bytes, bool, bool]:
+    """The body with the wish for figures, where it is for a stream; whether that wish is ours, and whether another
+    replica may go on with it: then each event has to say how much was said.
+    """
+    streams = bool(peeked.stream) and path in CHAT_PATHS
+    ours, goes_on = streams and not peeked.tells_usage, streams and wants_continuation(fields)
+    if ours or goes_on:
+        body = with_usage(body, options=peeked.names_options, always=goes_on)
+    return body, ours, goes_on

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fabrictool.gateway.upstream import NOBODY, Caller, Headers
-from fabrictool.routing.admission import STANDARD
+from fabrictool.routing.admission import PATIENCE_S, STANDARD
 from fabrictool.routing.requirements import ANYTHING, Requirements
 
 if TYPE_CHECKING:
@@ -60,6 +60,13 @@ class ModelRequest(msgspec.Struct, frozen=True):
     """See `routing.admission`."""
     max_wait_s: float | None = None
     """For a slot, if the client says."""
+    ranks_itself: bool = False
+    """Its body has a ``priority`` of the client's own; see `ranking`."""
+
+    @property
+    def patience_s(self) -> float:
+        """For which it waits for a slot, from `at` on."""
+        return PATIENCE_S[self.priority] if self.max_wait_s is None else self.max_wait_s
 
     @property
     def prompt_tokens(self) -> int:

@@ -47,6 +47,7 @@ class Peek(msgspec.Struct, frozen=True):
     max_output_tokens: int | None = None
     n: int | None = None
     best_of: int | None = None
+    priority: msgspec.Raw = msgspec.Raw(b"")
     kv_transfer_params: msgspec.Raw = msgspec.Raw(b"")
     bootstrap_host: msgspec.Raw = msgspec.Raw(b"")
     bootstrap_port: msgspec.Raw = msgspec.Raw(b"")
@@ -141,6 +142,8 @@ def peek(body: bytes, path: str) -> Peek | GatewayResponse:
         peeked = _peek.decode(body)
         field = next((name for name in (TRANSFER_FIELD, *ROOM_FIELDS) if getattr(peeked, name)), "")
         if not field:
+            if peeked.priority:
+                _fields.decode(body)  # it may have to be taken out, and then all names have to be text
             return peeked
         text = f"`{field}` names servers and parts of their caches: only a gateway may say it"
         return error_response(400, "FT8162", text, param=field, path=path)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fabrictool.mesh.attestation import NoAttestation
 from fabrictool.routing.admission import PRIORITIES, STANDARD
+from fabrictool.routing.headroom import HeadroomPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,6 +38,11 @@ class RoutingRules:
 
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Another name → the model that it means."""
+
+    @property
+    def makes_room(self) -> HeadroomPolicy | None:
+        """The policy, if it knows how long steps take: then streams may be moved for others."""
+        return self.routing_policy if isinstance(self.routing_policy, HeadroomPolicy) else None
 
     def priority_limit(self, tenant: str) -> int:
         return PRIORITIES.index(self.priorities[tenant]) if tenant in self.priorities else STANDARD

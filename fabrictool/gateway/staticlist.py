@@ -41,6 +41,8 @@ class StaticNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What requests may ask for by ``x-fabric-labels``."""
     slots: int = 0
     """Requests that it works on at the same time; 0: it is sent all at once."""
+    by_priority: bool = False
+    """It serves requests by their ``priority``, the smallest first: vLLM with ``--scheduling-policy priority``."""
 
 
 class StaticRegistry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -108,6 +110,7 @@ def static_targets(registry: StaticRegistry) -> list[RoutingTarget]:
                 labels=frozenset(node.labels),
                 slots=node.slots,
                 declared_slots=node.slots,
+                by_priority=node.by_priority,
             )
             for model in node.models
         ]

@@ -115,16 +115,17 @@ def _events(events: bytes) -> list[bytes]:
     return [event for event in re.split(rb"(?<=\n\n)|(?<=\r\n\r\n)", events) if event]
 
 
-def with_usage(body: bytes, *, options: bool) -> bytes:
-    """A request's JSON object with the wish for a last event that holds the figures.
+def with_usage(body: bytes, *, options: bool, always: bool = False) -> bytes:
+    """A request's JSON object with the wish for a last event that holds the figures, or for figures in all of them.
 
     `options`: it names ``stream_options``, whose other wishes stay.
     """
+    more = {"continuous_usage_stats": True} if always else {}
     if not options:
-        return with_field(body, "stream_options", b'{"include_usage":true}')
+        return with_field(body, "stream_options", msgspec.json.encode({"include_usage": True} | more))
     fields = _fields.decode(body)
     named = msgspec.json.decode(fields["stream_options"])
-    wishes = (named if isinstance(named, dict) else {}) | {"include_usage": True}
+    wishes = (named if isinstance(named, dict) else {}) | {"include_usage": True} | more
     return msgspec.json.encode(fields | {"stream_options": wishes})
 
 

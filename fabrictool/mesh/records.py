@@ -18,6 +18,7 @@ import msgspec
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.domain.specs import Pairing, Phase
+from fabrictool.domain.steps import MeasuredSteps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -174,6 +175,10 @@ class ServiceBody(msgspec.Struct, frozen=True, tag="s", omit_defaults=True):
     """What it serves beside its model, LoRA adapters or other models, by the names that clients ask for."""
     dp: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 1
     """Base engines of `tp` devices each that merge while they answer; `max_num_seqs` is that of all."""
+    steps: MeasuredSteps | None = None
+    """As measured before it served; None: not measured, or there is no room."""
+    by_priority: bool = False
+    """Its engine serves requests by their ``priority``, the smallest first."""
 
 
 Evidence = Literal["closed", "silent", "never-came", "other-hub"]
@@ -300,6 +305,12 @@ def with_assignment(body: ServiceBody, followed: AssignmentBody) -> ServiceBody:
         bare, unit=followed.unit, source=followed.source, max_num_seqs=followed.max_num_seqs
     )
     return whole if len(_encoder.encode(whole)) + NOTE_ROOM_OCTETS <= MAX_BODY_OCTETS else bare
+
+
+def with_steps(body: ServiceBody, steps: MeasuredSteps | None) -> ServiceBody:
+    """`body` with what was measured, where it leaves room for a note."""
+    told = msgspec.structs.replace(body, steps=steps)
+    return told if len(_encoder.encode(told)) + NOTE_ROOM_OCTETS <= MAX_BODY_OCTETS else body
 
 
 def with_note(body: ServiceBody, reason: str) -> ServiceBody:

@@ -202,7 +202,12 @@ def _wakes(blueprint: Blueprint) -> dict[str, WakeRule]:
 
 def _slos(blueprint: Blueprint) -> dict[str, tuple[float | None, float | None]]:
     """What a policy that looks at latencies has to know; nothing for the others, which a new SLO does not concern."""
-    return {} if blueprint.routing.policy in UNAWARE else blueprint.latency_targets
+    return blueprint.latency_targets if looks_at_latency(blueprint) else {}
+
+
+def looks_at_latency(blueprint: Blueprint) -> bool:
+    """Whether its routing policy goes by how long requests take; plug-ins may."""
+    return blueprint.routing.policy not in UNAWARE
 
 
 def _login(gateway: Gateway) -> LoginSpec | msgspec.UnsetType:

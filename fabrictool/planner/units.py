@@ -25,7 +25,7 @@ from fabrictool.planner.devices import visibility_variable, with_devices
 from fabrictool.planner.diff import WantedUnit
 from fabrictool.planner.egress import egress_of
 from fabrictool.planner.extra import extra_replicas
-from fabrictool.planner.gateways import running_gateways, wanted_gateways
+from fabrictool.planner.gateways import looks_at_latency, running_gateways, wanted_gateways
 from fabrictool.planner.loads import MEASURED, with_loader
 from fabrictool.planner.weights import gateway_weights
 from fabrictool.simulator.demanded import context_of
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from fabrictool.domain.plan import Placement, ReplicaPlacement
     from fabrictool.domain.specs import GatewaySpec
 
+MEASURE_S = 20.0
+"""That a replica may take to measure its steps before it serves: some of what a large model takes to load."""
 _DEVICES_SHOWN = {"nvidia": ("--nv",), "amd": ("--rocm",)}
 """Vendor → what makes Apptainer or Singularity show a container its devices (Apptainer user guide, "GPU Support")."""
 
@@ -117,6 +119,8 @@ def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement
         successors=partition.job.successors or msgspec.UNSET,
         loader=msgspec.UNSET if model.loader in (DEFAULT_LOADER, MEASURED) else model.loader,
         loaders=_compared(model) or msgspec.UNSET,
+        measure_s=MEASURE_S if _is_timed(blueprint, replica) else msgspec.UNSET,
+        priorities=_is_timed(blueprint, replica) or msgspec.UNSET,
     )
     return as_assigned(spec) if inventory.clusters[replica.cluster].joined else spec
 
@@ -128,6 +132,14 @@ def _context(blueprint: Blueprint, model: Model) -> int:
         return 0
     most = [companion.max_context for companion in blueprint.companions(model).values()]
     return min([context_of(model, architecture), *most])
+
+
+def _is_timed(blueprint: Blueprint, replica: ReplicaPlacement) -> bool:
+    """Whether routing goes by how long its steps take. Of two that share a request neither has it all, and several
+    models in one engine have turns.
+    """
+    alone = replica.phase == "unified" and not blueprint.models[replica.model].companions
+    return alone and looks_at_latency(blueprint)
 
 
 def staged_in(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement, source: str) -> tuple[str, str]:

@@ -142,7 +142,8 @@ class AdmissionQueue(Generic[T]):
         """Let it wait. Returns why not, and who had to leave for it: the last of a less important class."""
         before = bisect(self._classes[waiter.priority], (waiter.deadline, _LAST), key=_key)
         expected = self._paces[waiter.priority].expected_s(before + 1, now)
-        if now + SURE * expected > waiter.deadline:
+        # Also where nothing is known: who does not want to wait would have the earliest deadline, and the next slot.
+        if waiter.deadline <= now or now + SURE * expected > waiter.deadline:
             return Busy(full=False, retry_after_s=_again(expected)), None
         gone = None
         if len(self) >= self._limit:

@@ -4,9 +4,10 @@ Shadow validation (LLM-Mesh, §5.3): the next steps of a replica's engine are pl
 own streams took lately, and the smallest slack of any token, of the new request or of one that is open already, is its
 headroom. A request that is late anyway counts for nobody: it would make a replica look hopeless for ever.
 
-What is learned of a replica: seconds to the first token over the prompt tokens in front of it, and seconds for each
-further one over the requests that it had. A replica of which too little was seen, or nothing lately, goes by the other
-policy, so that somebody tries it.
+What is known of a replica: seconds to the first token over the prompt tokens in front of it, and seconds for each
+further one over the requests that it had. It begins with what the replica measured before it served (`steps`), worth a
+few streams, and is learned from its own streams from then on. One that measured nothing, and of which too little was
+seen, or nothing lately, goes by the other policy, so that somebody tries it.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from fabrictool.catalog import accelerators
 from fabrictool.routing.protocol import ANY_REQUEST, LOST, Candidate, StreamTarget
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Hashable, Iterable, Sequence
 
+    from fabrictool.domain.steps import MeasuredSteps
     from fabrictool.routing.protocol import PolicyMeans, RequestOutcome, RoutedRequest, RoutingPolicy
 
 C = TypeVar("C", bound=Candidate)
@@ -59,6 +61,16 @@ class Line:
         self.y = self.y * FORGET + y
         self.xx = self.xx * FORGET + x * x
         self.xy = self.xy * FORGET + x * y
+
+    def begin(self, points: Iterable[tuple[float, float]]) -> None:
+        """With these alone, which together count as much as `KNOWN` samples."""
+        self.count = self.x = self.y = self.xx = self.xy = 0.0
+        for x, y in points:
+            self.learn(x, y)
+        share = KNOWN / self.count
+        self.count, self.x, self.y, self.xx, self.xy = (
+            share * total for total in (self.count, self.x, self.y, self.xx, self.xy)
+        )
 
     def at(self, x: float) -> float:
         base, slope = self.base_and_slope()
@@ -100,6 +112,12 @@ class _Learned:
     heard_at: float = -math.inf
     open: dict[Hashable, _Open] = field(default_factory=dict)
 
+    def begin(self, steps: MeasuredSteps, now: float) -> None:
+        """As it was measured: nothing was seen of it for long, or ever."""
+        self.prefill.begin(steps.of_prompts())
+        self.decode.begin(steps.of_batches())
+        self.heard_at = now
+
     def known(self, now: float) -> bool:
         return min(self.prefill.count, self.decode.count) >= KNOWN and now - self.heard_at < STALE_S
 
@@ -140,6 +158,10 @@ class _Learned:
             due += tpot
         return slack
 
+    def in_time(self, tokens: int, target: StreamTarget, foreign: int, now: float) -> bool:
+        """Whether it keeps its targets, and all that is there keeps theirs."""
+        return self.headroom(tokens, target, foreign, now) > 0 and self.keeps_pace(target, foreign)
+
     def keeps_pace(self, target: StreamTarget, foreign: int) -> bool:
         """Whether with one request more each still gets its tokens as fast as it wants them (case 3): a stream that
         began early has headroom to lose, and would lose it all.
@@ -176,17 +198,67 @@ class HeadroomPolicy:
 
     def _headroom(self, candidate: Candidate, request: RoutedRequest, now: float) -> float | None:
         """Seconds that it would keep with the request; None: too little is known of it."""
-        learned = self._learned.get(candidate)
-        if learned is None or not learned.known(now):
+        learned = self._known(candidate, now)
+        if learned is None:
             return None
         target = self._targets.get(request.model, _DEFAULT)
         return learned.headroom(request.prompt_tokens, target, learned.foreign(candidate), now)
 
-    def on_request_start(self, candidate: Candidate, request: RoutedRequest, now: float) -> None:
+    # -- ShadowPlay, for making room -------------------------------------------------------------------------
+
+    def target_of(self, model: str) -> StreamTarget:
+        return self._targets.get(model, _DEFAULT)
+
+    def late(self, candidates: Sequence[Candidate], request: RoutedRequest, now: float) -> bool:
+        target = self.target_of(request.model)
+
+        def late_there(candidate: Candidate) -> bool:
+            learned = self._known(candidate, now)
+            foreign = 0 if learned is None else learned.foreign(candidate)
+            return learned is not None and not learned.in_time(request.prompt_tokens, target, foreign, now)
+
+        return all(map(late_there, candidates))
+
+    def in_time_without(self, candidate: Candidate, request: RoutedRequest, stream: Hashable, now: float) -> bool:
+        learned, target = self._known(candidate, now), self.target_of(request.model)
+        if learned is None or stream not in learned.open:
+            return False
+        foreign = learned.foreign(candidate)
+        its = learned.open.pop(stream)
+        try:
+            return learned.in_time(request.prompt_tokens, target, foreign, now)
+        finally:
+            learned.open[stream] = its
+
+    def in_time_there(self, candidate: Candidate, model: str, tokens: int, due: float, now: float) -> bool:
+        learned = self._known(candidate, now)
+        target = StreamTarget(due - now, self.target_of(model).tpot_s)
+        return learned is not None and learned.in_time(tokens, target, learned.foreign(candidate), now)
+
+    # -- internals --------------------------------------------------------------------------------------------
+
+    def _known(self, candidate: Candidate, now: float) -> _Learned | None:
+        learned = self._learned.get(candidate)
+        if learned is not None and learned.known(now):
+            return learned
+        steps = candidate.steps
+        if steps is None:
+            return None
+        if learned is None:
+            learned = self._of(candidate)
+        learned.begin(steps, now)
+        return learned
+
+    def _of(self, candidate: Candidate) -> _Learned:
+        """What there is of it, as the one that was asked for last; those that nobody asks for are forgotten."""
         learned = self._learned.pop(candidate, None) or _Learned()
-        self._learned[candidate] = learned  # the last one
+        self._learned[candidate] = learned
         while len(self._learned) > KEPT and not next(iter(self._learned.values())).open:
             self._learned.popitem(last=False)
+        return learned
+
+    def on_request_start(self, candidate: Candidate, request: RoutedRequest, now: float) -> None:
+        learned = self._of(candidate)
         target = self._targets.get(request.model, _DEFAULT)
         ahead = request.prompt_tokens + sum(its.prompt for its in learned.open.values() if now < its.first_at)
         learned.open[request.id] = _Open(
@@ -246,8 +318,7 @@ class PackingPolicy(HeadroomPolicy):
 
     def _rank(self, candidate: Candidate, now: float) -> tuple[bool, float, bool]:
         """Processors first, then the fullest, of equal ones those that are known."""
-        learned = self._learned.get(candidate)
-        return not _is_processor(candidate), -candidate.load, learned is None or not learned.known(now)
+        return not _is_processor(candidate), -candidate.load, self._known(candidate, now) is None
 
     def _keeps_pace(self, candidate: Candidate, request: RoutedRequest) -> bool:
         learned = self._learned[candidate]

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Hashable, Mapping, Sequence
 
+    from fabrictool.domain.steps import MeasuredSteps
+
 
 class Candidate(RoutableReplica, Protocol):
     """A replica that may serve the request; hashable, and the same object as long as the replica is there."""
@@ -38,6 +40,10 @@ class Candidate(RoutableReplica, Protocol):
     @property
     def tpot_s(self) -> float | None:
         """Per token after the first, of the same."""
+
+    @property
+    def steps(self) -> MeasuredSteps | None:
+        """How long its steps take, as measured before it served; None: nobody did."""
 
 
 class RoutedRequest(Protocol):

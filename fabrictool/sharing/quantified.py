@@ -6,11 +6,16 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+from fabrictool.domain.steps import SHORTEST
 
-SHORTEST = 32
-"""Tokens of the shortest prompt that is sampled."""
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+SAMPLES = 3
+"""A sample is the least of so many: whatever else a machine does makes an iteration longer, never shorter."""
+LONG_S = 1.0
+"""A sample that takes so long is taken once."""
+_ABOUT = 2.0
 
 
 class IterationTimes(Protocol):
@@ -67,6 +72,13 @@ class IterationTable:
         above = upper[left] + share * (upper[left + 1] - upper[left])
         below = lower[left] + share * (lower[left + 1] - lower[left])
         return above + down * (below - above)
+
+
+def still_true(pairs: Iterable[tuple[float, float]]) -> bool:
+    """Whether what is measured now is about what was kept, (now, kept) in seconds: that may be of a time when the
+    machine was busy, or of another one.
+    """
+    return all(kept / _ABOUT <= now <= _ABOUT * kept for now, kept in pairs)
 
 
 LEARNED = 0.1

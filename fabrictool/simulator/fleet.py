@@ -209,6 +209,10 @@ class _View:
         return ""
 
     @property
+    def steps(self) -> None:
+        """Nobody measured it: a policy learns of it as it goes."""
+
+    @property
     def waiting(self) -> int:
         return int(self.inside[2][self.index])
 

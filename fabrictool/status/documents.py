@@ -31,6 +31,19 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
 
 
+class StepsStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """How long an engine's steps take, as its agent measured before it served."""
+
+    prompts: dict[str, float]
+    """Tokens of a prompt → seconds to its first token, alone."""
+    batches: dict[str, float]
+    """Requests → seconds for a token for each."""
+    took_s: float
+    """What measuring took, at this start."""
+    was_kept: bool
+    """Whether the figures are of an earlier start."""
+
+
 class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The engine beside an agent."""
 
@@ -51,6 +64,10 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The tail of its log."""
     elastic: ElasticState | None = None
     """Of an engine that changes while it answers: its groups of replicas, or what its memory holds."""
+    by_priority: bool = False
+    """Whether it serves requests by the priority that gateways give them."""
+    steps: StepsStatus | None = None
+    """Of a replica that measured them before it served."""
 
 
 class AgentStatus(msgspec.Struct, frozen=True, kw_only=True, tag="agent", tag_field="kind"):

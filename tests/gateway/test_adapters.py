@@ -5,6 +5,7 @@ import json
 import aiohttp
 import pytest
 
+from fabrictool.domain.steps import MeasuredSteps
 from fabrictool.domain.terms import KeyLimits, Terms
 from fabrictool.gateway.directory import Directory
 from fabrictool.gateway.keys import Keyring, KeyRow, hash_key
@@ -15,14 +16,14 @@ CHAT = "/v1/chat/completions"
 SESSION, SERVICE = b"n" * 16, b"e" * 16
 
 
-def serving(*adapters):
+def serving(*adapters, **more):
     node = NodeBody(
         federation="f", session=SESSION, lifecycle=Lifecycle.SERVING, version=1, role="agent", fabric="f",
         provider="alpha", site="s", cluster="c", node="n",
     )  # fmt: skip
     service = ServiceBody(
         federation="f", session=SESSION, service=SERVICE, lifecycle=Lifecycle.SERVING, version=1, replica="m/0",
-        model="m", engine="vllm", adapters=adapters,
+        model="m", engine="vllm", adapters=adapters, **more,
     )  # fmt: skip
     return Serving(node, service)
 
@@ -45,6 +46,15 @@ def test_an_engine_is_a_target_for_each_name_and_loaded_by_all(directory):
     assert [(t.running, t.waiting, t.kv_use, t.foreign) for t in (base, law, sql)] == [(7, 1, 0.5, 4)] * 3
     directory.report(SESSION, ())
     assert [(t.running, t.load) for t in (base, law)] == [(0, 5), (0, 5)]
+
+
+def test_what_a_replica_measured_and_how_its_engine_serves_is_known_of_all_its_names():
+    directory, steps = Directory(), MeasuredSteps((4_000, 5_000), (3_000, 3_100))
+    directory.follow(SESSION, [serving("law", steps=steps, by_priority=True)], None, 0.0)
+    assert [(t.steps, t.by_priority) for t in directory] == [(steps, True)] * 2
+    directory.follow(SESSION, [], None, 1.0)
+    directory.follow(SESSION, [serving()], None, 2.0)
+    assert [(t.steps, t.by_priority) for t in directory] == [(None, False)]
 
 
 def test_with_the_engine_all_of_its_names_go(directory):

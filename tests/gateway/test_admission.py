@@ -114,6 +114,21 @@ async def test_the_more_important_go_first_batch_last_and_no_more_than_its_slots
         await ended(bed, load)
 
 
+async def test_who_does_not_want_to_wait_hears_429_without_a_tick(full_bed):
+    bed = await full_bed()
+    async with aiohttp.ClientSession() as http:
+        load = Load(bed, http)
+        for number in range(SENT):
+            await load.ask(f"first {number}")
+        await load.ask("patient", "interactive")
+        await load.ask("at once", "interactive", wait="0")
+        await until(lambda: "at once" in load.statuses)  # no time passes: nothing is looked at by the second
+        assert load.statuses == {"at once": 429}
+        assert load.heads["at once"][0]["retry-after"] == "1"
+        assert load.waiting() == 1
+        await ended(bed, load)
+
+
 async def test_a_key_cannot_ask_for_more_than_it_has_and_a_wrong_word_is_told(full_bed):
     bed = await full_bed()
     async with aiohttp.ClientSession() as http:

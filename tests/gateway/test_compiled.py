@@ -13,8 +13,8 @@ ROOT = Path(__file__).parents[2]
 TESTS = (
     "test_accounts.py", "test_admission.py", "test_allowlist.py", "test_churn.py", "test_continuing.py",
     "test_failover.py", "test_handover.py", "test_hostile_engines.py", "test_http_corpus.py", "test_metrics.py",
-    "test_pairs.py", "test_raw_http.py", "test_requests.py", "test_rooms.py", "test_run.py", "test_slow_readers.py",
-    "test_spool.py", "test_usage.py", "conformance",
+    "test_moving.py", "test_pairs.py", "test_ranking.py", "test_raw_http.py", "test_requests.py",
+    "test_rooms.py", "test_run.py", "test_slow_readers.py", "test_spool.py", "test_usage.py", "conformance",
 )  # fmt: skip
 NEEDED = ("docs", "examples", "tests", "pyproject.toml")
 TELL = "import fabrictool.gateway.exchange as e, fabrictool.gateway.http as h; print(e.__file__, h.__file__)"

@@ -38,6 +38,33 @@ def test_the_request_for_the_rest_ends_with_what_was_said():
     assert heard(CHAT, b": comment\n\ndata: [DONE]\n\n", tokens=0) == CHAT, "nothing was said: the same again"
 
 
+def test_an_event_may_hold_several_tokens_and_figures_say_how_many():
+    utterance = Utterance(json.dumps(CHAT | {"min_tokens": 4}).encode())
+    utterance.take(event(delta={"content": "ab"}).replace(b"}]}", b'}], "usage": {"completion_tokens": 2}}'))
+    rest = json.loads(utterance.request(1))
+    assert (rest["max_tokens"], rest["min_tokens"]) == (7, 2)
+    assert utterance.turn(1) == 2
+    utterance.take(event(delta={"content": "cde"}).replace(b"}]}", b'}], "usage": {"completion_tokens": 3}}'))
+    rest = json.loads(utterance.request(3))
+    assert (rest["max_tokens"], rest["min_tokens"]) == (4, 0)
+    assert rest["messages"][-1]["content"] == "abcde"
+    assert utterance.turn(3) == 5
+    assert json.loads(utterance.request(6))["max_tokens"] == 3, "an engine without figures, and six events"
+
+
+@pytest.mark.asyncio
+async def test_who_may_be_gone_on_with_is_asked_for_figures_in_all_events(bed):
+    for more, wish, options in (
+        ({}, {}, {"include_usage": True}),
+        ({}, WISH, {"include_usage": True, "continuous_usage_stats": True}),
+        ({"stream_options": {"include_usage": True}}, {}, {"include_usage": True}),
+        ({"stream_options": {"include_usage": True, "x": 1}}, WISH,
+         {"include_usage": True, "x": 1, "continuous_usage_stats": True}),
+    ):  # fmt: skip
+        await ask(bed, headers=wish, **(CHAT | {"model": "only-a"} | more))
+        assert bed.a.seen[-1][1]["stream_options"] == options
+
+
 @pytest.mark.parametrize(
     ("body", "events", "tokens"),
     [

@@ -1,5 +1,6 @@
 """Models that share a replica's memory: what the planner makes of them, from the blueprint to the command line."""
 
+import dataclasses
 import re
 
 import msgspec
@@ -160,6 +161,15 @@ def test_a_replica_without_companions_is_what_it_was_and_one_that_gets_some_is_a
     alone, shared_one = (agent_of(planned(loaded(tmp_path, its))) for its in ({}, {"a": SMALL}))
     assert b"shared" not in encode_spec(alone)
     assert not updatable(alone, shared_one)
+
+
+@pytest.mark.parametrize(("companions", "measures"), [({}, True), ({"a": SMALL}, False)])
+def test_models_that_have_turns_are_not_measured_for_routing(tmp_path, companions, measures):
+    there = loaded(tmp_path, companions)
+    routing = there.blueprint.routing.model_copy(update={"policy": "slo-headroom"})
+    there = dataclasses.replace(there, blueprint=there.blueprint.model_copy(update={"routing": routing}))
+    spec = agent_of(planned(there))
+    assert (spec.measure_s is not msgspec.UNSET, spec.priorities is True) == (measures, measures)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "llama.cpp", "sglang"])

@@ -14,7 +14,7 @@ from fabrictool.domain.terms import BudgetTerms, KeyLimits, Terms
 from fabrictool.planner.diff import actions
 from fabrictool.planner.gateways import stranded
 from fabrictool.planner.succession import Succession, successors
-from fabrictool.planner.units import wanted_units
+from fabrictool.planner.units import MEASURE_S, wanted_units
 from tests.planner.fabrics import INVENTORY, write_fabric
 
 REPLICA = ReplicaPlacement(
@@ -395,8 +395,13 @@ def test_a_gateway_is_told_of_slos_where_its_policy_looks_at_them_and_none_start
     world.in_force = "abc"
     world.apply(ONE)
     assert world.spec("gateway/one").slos is msgspec.UNSET
+    plain = world.spec("replica/m/0")
+    assert (plain.measure_s, plain.priorities) == (msgspec.UNSET, msgspec.UNSET)
     world.rules, world.more = "slo: {ttft_p50: 1s, ttft_p95: 3s}", "routing: {policy: slo-headroom}\n"
-    assert ("update", "gateway/one") in world.apply(ONE)
+    actions = world.apply(ONE)
+    assert {("update", "gateway/one"), ("update", "replica/m/0")} <= set(actions)
+    timed = world.spec("replica/m/0")
+    assert (timed.measure_s, timed.priorities) == (MEASURE_S, True)
     told = world.spec("gateway/one")
     assert (told.policy, told.slos) == ("slo-headroom", {"m": (3.0, None)})
     world.more = "routing: {policy: weighted}\n"

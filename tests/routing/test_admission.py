@@ -95,6 +95,14 @@ def test_who_would_be_too_late_is_refused_at_once_and_told_when_to_come_again():
     assert (busy.full, busy.retry_after_s) == (False, 3.0), "three seconds, were it the first"
 
 
+def test_who_does_not_want_to_wait_is_told_at_once_and_gets_no_slot_before_others():
+    queue = AdmissionQueue()
+    assert queue.offer(waiter("patient", deadline=1000.0), 1.0) == (None, None)
+    busy, gone = queue.offer(waiter("at once", INTERACTIVE, deadline=1.0), 1.0)
+    assert (busy.full, busy.retry_after_s, gone) == (False, 1.0, None)
+    assert [w.item for w in queue.starting(lambda _: True, 1.0)] == ["patient"]
+
+
 def test_who_waited_too_long_is_given_back_once():
     queue = AdmissionQueue()
     for item, deadline in (("a", 5.0), ("b", 7.0), ("c", 9.0)):

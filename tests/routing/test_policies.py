@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.catalog import accelerators
 from fabrictool.domain.blueprint import ROUTING_POLICIES
+from fabrictool.domain.steps import SHORTEST, MeasuredSteps, microseconds
 from fabrictool.routing.headroom import KNOWN, STALE_S, HeadroomPolicy, Line, PackingPolicy
 from fabrictool.routing.policies import (
     CREDITS_KEPT,
@@ -45,6 +46,7 @@ class Replica:
     context: int = 0
     ttft_s: float | None = None
     tpot_s: float | None = None
+    steps: MeasuredSteps | None = None
 
 
 def asked(number, prompt=100, most=None):
@@ -175,6 +177,34 @@ def test_headroom_goes_by_load_where_it_knows_nothing_and_tries_again_who_was_no
     assert policy.pick([slow, fast], asked(1, 500), 10.0) is fast
     assert policy.pick([slow, fast], asked(1, 500), STALE_S + 30.0) is slow, "the least loaded one"
     assert KNOWN <= 20
+
+
+def measured(prompt_s, token_s):
+    """Steps as a replica says them: for each token of a prompt, and for a token of each request."""
+    prompts = tuple(microseconds(prompt_s * (SHORTEST << place)) for place in range(6))
+    return MeasuredSteps(prompts, (microseconds(token_s),) * 4)
+
+
+@pytest.mark.parametrize("kind", [HeadroomPolicy, PackingPolicy])
+def test_who_measured_itself_is_known_before_its_first_stream(kind):
+    means = PolicyMeans(random.Random(1), {"m": StreamTarget(2.0, 0.1)})
+    policy = kind(means, LeastLoadedPolicy(random.Random(1)))
+    slow, fast = Replica(steps=measured(1e-2, 0.2)), Replica(steps=measured(1e-4, 0.02), load=2)
+    assert policy.pick([slow, fast], asked(1, 500), 0.0) is fast, "the other one is idle, and would be late"
+    assert policy.pick([slow, fast], asked(1, 500), 10 * STALE_S) is fast, "also when nothing was heard of it for long"
+    nobody = Replica(load=1)
+    assert policy.pick([slow, nobody], asked(1, 500), 0.0) is (slow if kind is HeadroomPolicy else nobody)
+
+
+def test_what_a_replica_measured_yields_to_what_its_streams_take():
+    means = PolicyMeans(random.Random(1), {"m": StreamTarget(2.0, 0.1)})
+    policy = HeadroomPolicy(means, LeastLoadedPolicy(random.Random(1)))
+    boaster, honest = Replica(steps=measured(1e-5, 0.001)), Replica(steps=measured(1e-3, 0.02))
+    assert policy.pick([boaster, honest], asked(0, 500), 0.0) is boaster
+    for number in range(40):
+        policy.on_request_start(boaster, asked(number, 500), 1.0)
+        policy.on_request_end(boaster, asked(number, 500), RequestOutcome(True, 1.5, 0.09, 500, 50))
+    assert policy.pick([boaster, honest], asked(99, 500), 2.0) is honest
 
 
 def test_packing_fills_a_replica_as_long_as_it_keeps_the_targets():

@@ -25,6 +25,7 @@ class FakeReplica:
     load: float = 0.0
     weight: float = 1.0
     device: str = ""
+    steps: None = None
 
 
 OPEN = TrustPolicy({}, {})

@@ -1,5 +1,6 @@
 """A real vLLM with a tiny random model; `make test-vllm` installs it."""
 
+import contextlib
 import json
 import os
 import signal
@@ -19,8 +20,8 @@ CONTEXT = 2048
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
 
 
-def write_model(folder):
-    """Four random layers (vLLM draws the weights) and a tokenizer whose tokens are octets."""
+def write_model(folder, **larger):
+    """Four random layers (vLLM draws the weights), or `larger` ones, and a tokenizer whose tokens are octets."""
     end = "<|endoftext|>"
     vocabulary = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     vocabulary[end] = len(vocabulary)
@@ -43,7 +44,14 @@ def write_model(folder):
         "hidden_act": "silu", "tie_word_embeddings": True, "torch_dtype": "bfloat16",
         "bos_token_id": vocabulary[end], "eos_token_id": vocabulary[end],
     }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config | larger))
+
+
+def _words(pid):
+    try:
+        return (Path("/proc") / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 class Vllm:
@@ -86,6 +94,12 @@ class Vllm:
                 return
         pytest.fail((self.folder / "vllm.log").read_text()[-3000:])
 
+    def again(self):
+        """After a test that killed it."""
+        if self.process.poll() is not None:
+            self.start()
+            self.wait()
+
     def counters(self):
         """Tokens that it says it has taken in, and given out."""
         lines = httpx.get(self.url + "/metrics", timeout=10).text.splitlines()
@@ -93,6 +107,22 @@ class Vllm:
             int(sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name)))
             for name in ("vllm:prompt_tokens_total{", "vllm:generation_tokens_total{")
         ]
+
+    @contextlib.contextmanager
+    def standing_still(self):
+        """No step is made meanwhile, and its server takes requests as ever."""
+        core = next(pid for pid in self._processes() if _words(pid).startswith(b"VLLM::EngineCore"))
+        os.kill(core, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(core, signal.SIGCONT)
+
+    def _processes(self):
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if os.getsid(int(folder.name)) == self.process.pid:
+                    yield int(folder.name)
 
     def signal(self, number):
         os.killpg(self.process.pid, number)

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from fabrictool.base.errors import FabrictoolError
-from fabrictool.base.files import write_atomic
+from fabrictool.base.kept import facts_key, keep, kept, processor
+from fabrictool.domain.steps import SHORTEST
 from fabrictool.engines.reference.kv import KvPool
 from fabrictool.engines.reference.model import SequenceRows, Transformer
 from fabrictool.engines.reference.resident import in_memory
 from fabrictool.engines.reference.weights import cache_key
-from fabrictool.sharing.quantified import SHORTEST, IterationTable
+from fabrictool.sharing.quantified import LONG_S, SAMPLES, IterationTable, still_true
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from fabrictool.base.clock import Clock
     from fabrictool.engines.reference.answers import EngineLimits
@@ -27,11 +25,6 @@ if TYPE_CHECKING:
 
 _FORMAT = 1
 """Part of the file's name: figures of another engine are measured anew."""
-_TIMES = 3
-"""A sample is the least of so many: whatever else a machine does makes an iteration longer, never shorter."""
-_LONG_S = 1.0
-"""A sample that takes so long is taken once."""
-_ABOUT = 2.0
 _THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
 
 
@@ -48,16 +41,11 @@ def quantified(path: Path, weights: Weights, limits: EngineLimits, clock: Clock,
     places. A `folder` that cannot be read or written costs a measurement at the next start, nothing else.
     """
     place = None if folder is None else folder / "quantified" / f"{_key(path, limits)}.json"
-    if place is not None:
-        with contextlib.suppress(OSError, msgspec.DecodeError):
-            kept = msgspec.json.decode(place.read_bytes(), type=Quantified)
-            if _still_true(kept, weights, limits, clock):
-                return kept
+    before = kept(place, Quantified)
+    if before is not None and _still_true(before, weights, limits, clock):
+        return before
     measured = measure(weights, limits, clock)
-    if place is not None:
-        with contextlib.suppress(OSError, FabrictoolError):
-            place.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(place, msgspec.json.encode(measured))
+    keep(place, measured)
     return measured
 
 
@@ -89,37 +77,27 @@ class _Samples:
         return _least(lambda: self._model.step(rows, self._pool), self._clock)
 
 
-def _still_true(kept: Quantified, weights: Weights, limits: EngineLimits, clock: Clock) -> bool:
-    """Whether a few samples say about the same: the kept ones may be of a time when the machine was busy."""
-    samples = _Samples(weights, limits, clock)
+def _still_true(before: Quantified, weights: Weights, limits: EngineLimits, clock: Clock) -> bool:
+    samples, table = _Samples(weights, limits, clock), before.iterations
     pairs = (
-        (samples.prefill(SHORTEST), kept.iterations.prefill_s(SHORTEST)),
-        (samples.decode(1, SHORTEST), kept.iterations.decode_s(1, SHORTEST)),
+        (samples.prefill(SHORTEST), table.prefill_s(SHORTEST)),
+        (samples.decode(1, SHORTEST), table.decode_s(1, SHORTEST)),
     )
-    return all(before / _ABOUT <= now <= _ABOUT * before for now, before in pairs)
+    return still_true(pairs)
 
 
 def _least(compute: Callable[[], object], clock: Clock) -> float:
     least = float("inf")
-    for _ in range(_TIMES):
+    for _ in range(SAMPLES):
         began = clock.monotonic()
         compute()
         seconds = clock.monotonic() - began
         least = min(least, seconds)
-        if seconds >= _LONG_S:
+        if seconds >= LONG_S:
             break
     return least
 
 
 def _key(path: Path, limits: EngineLimits) -> str:
     threads = [os.environ.get(name, "") for name in _THREADS]
-    facts = (_FORMAT, cache_key(path), limits, _processor(), os.cpu_count(), threads)
-    return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
-
-
-def _processor() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line
-    return ""
+    return facts_key((_FORMAT, cache_key(path), limits, processor(), os.cpu_count(), threads))
