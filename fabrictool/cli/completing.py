@@ -25,12 +25,12 @@ def models(incomplete: str) -> list[str]:
 
 
 def clusters(incomplete: str) -> list[str]:
-    """Of the inventory."""
+    """Of the inventory that the blueprint here names."""
     return _beginning(incomplete, _clusters())
 
 
 def codes(incomplete: str) -> list[str]:
-    """Of errors."""
+    """Of errors and warnings, whether they are typed small or large."""
     from fabrictool.catalog.errors import error_codes
 
     return _beginning(incomplete.upper(), error_codes())
