@@ -16,6 +16,7 @@ from fabrictool.base.errors import FabrictoolError
 from fabrictool.domain.plan import Certificate, Stage
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.stages import TIDYING, clean, kept, residual, tolerance
+from fabrictool.planner.work import units
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -45,6 +46,8 @@ def certificate(problem: PlacementProblem, solution: Solution, seed: int) -> Cer
         bound=worst.bound,
         gap=worst.gap,
         version=ortools.__version__,
+        work=units(solution.work),
+        ended=solution.ended,
     )
 
 

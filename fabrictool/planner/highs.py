@@ -8,6 +8,7 @@ is started when it is first wanted, serves one program after another, and ends w
 from __future__ import annotations
 
 import atexit
+import math
 import multiprocessing
 import os
 import signal
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from multiprocessing.connection import Connection
     from multiprocessing.context import SpawnProcess
 
@@ -69,12 +71,12 @@ class Searched:
     """False: it would have gone on."""
 
 
-def searched(program: MixedProgram, limits: SearchLimits) -> Searched | None:
-    """HiGHS' answer; None when its process died. Ctrl-C ends the process as well."""
+def searched(program: MixedProgram, limits: SearchLimits, left_s: Callable[[], float]) -> Searched | None:
+    """HiGHS' answer; None when its process died. Where no seconds are left, or Ctrl-C is heard, its process ends."""
     if _process.is_impossible():
         return _answer(program, limits)
     try:
-        return _process.ask(program, limits)
+        return _process.ask(program, limits, left_s)
     except (EOFError, OSError):
         _process.end()
         return _answer(program, limits) if _process.is_impossible() else None
@@ -108,11 +110,13 @@ class _EngineProcess:
             self._owner = os.getpid()
         return self._pipe
 
-    def ask(self, program: MixedProgram, limits: SearchLimits) -> Searched:
+    def ask(self, program: MixedProgram, limits: SearchLimits, left_s: Callable[[], float]) -> Searched:
         pipe = self.start()
         pipe.send((program, limits))
         while not pipe.poll(0.2):  # Ctrl-C is heard in between
-            pass
+            if left_s() <= 0.0:
+                self.end()
+                return Searched("CLOCK", None, -math.inf, 0, in_time=False)
         try:
             answer: Searched = pipe.recv()
         except (EOFError, OSError):

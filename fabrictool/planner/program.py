@@ -17,7 +17,7 @@ from fabrictool.base.errors import FabrictoolError
 from fabrictool.planner.highs import MixedProgram, searched
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from fabrictool.planner.highs import Searched, SearchLimits
 
@@ -106,7 +106,9 @@ class Program:
             self._model.add_term_to_constraint(index, column, weight)
         return index
 
-    def searched(self, terms: Sequence[tuple[int, float]], limits: SearchLimits) -> Searched | None:
+    def searched(
+        self, terms: Sequence[tuple[int, float]], limits: SearchLimits, left_s: Callable[[], float]
+    ) -> Searched | None:
         """What HiGHS finds for an objective within limits; None when its process died."""
         costs = np.zeros(self.columns)
         for column, weight in terms:
@@ -126,6 +128,7 @@ class Program:
                 np.asarray([weight for _, _, weight in entries], dtype=float),
             ),
             limits,
+            left_s,
         )
 
     # Wide: what limits a search, and what it starts from, varies from caller to caller.
@@ -184,7 +187,7 @@ class Program:
             raise FabrictoolError.of(
                 "FT2902",
                 "the solver found nothing in time",
-                hint="more time: `fabrictool plan --time-limit SECONDS -o FILE`",
+                hint="more time: `fabrictool plan --budget 2m -o FILE`",
             )
         values = np.asarray(engine.variable_values(), dtype=float)
         objective = math.fsum(costs[column] * values[column] for column in used)

@@ -18,6 +18,11 @@ PER_SECOND = 100
 """Units of work in a second of one core, about: searches differ, and machines more."""
 
 
+def units(seconds: float) -> int:
+    """As plans and the command line say it."""
+    return round(PER_SECOND * seconds)
+
+
 def never() -> float:
     """Seconds that are left where no clock runs."""
     return math.inf

@@ -57,7 +57,7 @@ def test_all_rounds_keep_within_one_limit(tmp_path):
     solver = Recorder(work=9.0)
     slo, why = verdict(best(now, SearchOptions(0, 9.0, solver)))
     assert (slo, solver.deadlines) == ("misses", [9.0])
-    assert why.endswith("the time limit was used up before a placement that uses it was found")
+    assert why.endswith("the search ended before a placement that uses it was found")
 
 
 def test_what_ends_by_its_proof_uses_little_up(tmp_path):

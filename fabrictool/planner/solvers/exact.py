@@ -16,7 +16,7 @@ from fabrictool.planner.infeasible import require_options
 from fabrictool.planner.solvers.placing import PlacementSearch
 from fabrictool.planner.solvers.symmetry import merged
 from fabrictool.planner.stages import stage_names
-from fabrictool.planner.work import PER_SECOND, StepwiseWork, never
+from fabrictool.planner.work import StepwiseWork, never, units
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,7 +43,7 @@ class ExactSolver:
         """Yields ever better solutions, the last one is the answer."""
         require_options(problem)
         smaller = merged(problem)
-        work = StepwiseWork(round(PER_SECOND * deadline_s), self._left_s)
+        work = StepwiseWork(units(deadline_s), self._left_s)
         start = None if warm is None else smaller.counts_of(warm.counts)
         search = PlacementSearch(smaller.problem, NAME, work, seed, start)
         for name in stage_names(problem):

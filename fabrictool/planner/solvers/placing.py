@@ -70,8 +70,8 @@ PARTY_NODES, PARTY_GAP = 100, 5e-4
 """Limits of one such program."""
 SLACK = 1e-7
 """With which stages before are kept by each model, beyond their tolerance."""
-GAIN = 5e-4
-"""A sweep that gains less, of the value, is the last one of its stage."""
+GAIN, FIRST_GAIN = 5e-4, 5e-3
+"""A sweep that gains less, of the value, is the last one of its stage; or of those before all are placed anew."""
 MOST_SWEEPS, TIDYING_SWEEPS = 20, 2
 STEPS_PER_UNIT = 8_000
 """Of the simplex algorithm, times the options of the program, in a unit of work: measured, within a factor of two."""
@@ -113,6 +113,7 @@ class PlacementSearch:
         """Of the stages before."""
         self._bounds: dict[str, float] = {}
         self._optimal = True
+        work.done(1)
 
     def wants(self, name: str) -> bool:
         """Whether a stage has anything to it. Equals are settled for good only where that takes no time."""
@@ -232,7 +233,7 @@ class PlacementSearch:
             yield from self._proved(name)
             return
         if not self._all:  # where they do, that is so quick that nothing else is tried before
-            yield from self._sweeps(name)
+            yield from self._sweeps(name, FIRST_GAIN)
         for at, nodes in enumerate(self._tries(name)):
             if self._is_enough(name) or (at and self._gap(name) <= AGAIN) or not self._work.more():
                 return
@@ -264,8 +265,9 @@ class PlacementSearch:
     def _searched(self, name: str, nodes: int) -> bool | None:
         """One try for all that take part; whether it is better, None where nothing more is to be hoped for."""
         limits = SearchLimits(ENOUGH.get(name, CLOSE), nodes, self._seed, min(LP_S, self._work.left_s()))
-        result = self._whole.program.searched(self._whole.terms(name), limits)
+        result = self._whole.program.searched(self._whole.terms(name), limits, self._work.left_s)
         if result is None:
+            self._work.done(1)
             return None  # the engine died on it
         if not result.in_time:
             self._work.cut()
@@ -287,13 +289,13 @@ class PlacementSearch:
 
     # -- a few models at a time -----------------------------------------------------------------------------------
 
-    def _sweeps(self, name: str) -> Iterator[Solution]:
+    def _sweeps(self, name: str, least: float = GAIN) -> Iterator[Solution]:
         for _ in range(TIDYING_SWEEPS if name in TIDYING else MOST_SWEEPS):
             before = self._total(name)
             if self._is_enough(name):
                 return
             yield from self._sweep(name)
-            if before - self._total(name) <= GAIN * abs(before) or self._work.ended:
+            if before - self._total(name) <= least * abs(before) or self._work.ended:
                 return
 
     def _sweep(self, name: str) -> Iterator[Solution]:
@@ -423,6 +425,7 @@ class PlacementSearch:
             self._solver,
             optimal=self._is_proved(list(self._values)[-1]) and not self._work.ended,
             work=self._work.spent / PER_SECOND,
+            ended=self._work.ended,
         )
 
 
