@@ -21,6 +21,9 @@ from fabrictool.cli.options import (
 )
 from fabrictool.cli.source import Source
 
+LIKELY_LARGE = 10
+"""Models times clusters from which on a search will hardly be over before its engine has been started."""
+
 
 class ScreenName(StrEnum):
     """A screen that `top` can begin with."""
@@ -158,6 +161,7 @@ def plan(
     from fabrictool.cli.plan_output import PlanOutput, show_plan
     from fabrictool.cli.planning import bundle_meant, search_limit, search_progress, solver_named
     from fabrictool.cli.solve_watch import SearchClock, SolverWatch
+    from fabrictool.planner.highs import prepare
     from fabrictool.planner.plan import PlanOptions
     from fabrictool.planner.solvers.exact import ExactSolver
 
@@ -199,6 +203,8 @@ def plan(
     clock = SearchClock(keeps=bundle is None, budget_s=limit.budget_s, models=len(source.blueprint.models))
     found_by = solver_named(solver, clock)
     by_clock = isinstance(found_by, ExactSolver)
+    if by_clock and len(source.blueprint.models) * len(source.inventory.clusters) > LIKELY_LARGE:
+        prepare()  # while tables are made
     watch = SolverWatch(found_by, clock if by_clock else None)
     progress = search_progress() if bundle is None else None
     options = PlanOptions(

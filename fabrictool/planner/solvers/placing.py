@@ -41,6 +41,7 @@ from fabrictool.planner.work import PER_SECOND
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from fabrictool.planner.highs import Searched
     from fabrictool.planner.problem import PoolKey
     from fabrictool.planner.program import ProgramSolution
     from fabrictool.planner.work import StepwiseWork
@@ -51,6 +52,8 @@ FEW = 450
 """Options up to which all of them take part in the integer program."""
 NODES = (30, 1_000, 20_000)
 """Of its tries, where all options take part: each begins anew, so each is so much larger than the one before."""
+NEAR = 0.1
+"""What runs is begun with where it is within so much of the relaxation rounded, in the first stage that differs."""
 AGAIN = 0.008
 """Relative gap beyond which another try is worth its time."""
 CORE_NODES = (1,)
@@ -62,17 +65,17 @@ FIRST_NODES = 2000
 ENOUGH = {"served": 2e-3, "latency": 2.5e-3, "replicas": 0.02}
 """Relative gap at which a stage ends, `CLOSE` for all others. Half of latency's tolerance is for finding it."""
 CLOSE = 1e-3
-TOGETHER = 120
-"""Options of the models that are placed anew together."""
+TOGETHER, AT_ONCE = 200, 700
+"""Options of the models that are placed anew together, and the most of all that are."""
 MEDIATORS, MEDIATING = 6, 2
 """Each party has so many of so many models with the largest demand."""
-PARTY_NODES, PARTY_GAP = 100, 5e-4
+PARTY_NODES, PARTY_GAP = 1, 2e-3
 """Limits of one such program."""
 SLACK = 1e-7
 """With which stages before are kept by each model, beyond their tolerance."""
 GAIN, FIRST_GAIN = 5e-4, 5e-3
-"""A sweep that gains less, of the value, is the last one of its stage; or of those before all are placed anew."""
-MOST_SWEEPS, TIDYING_SWEEPS = 20, 2
+"""A sweep that gains less, of the value, is the last one of its stage; or of those before all are placed at once."""
+MOST_SWEEPS, TIDYING_SWEEPS = 20, 1
 STEPS_PER_UNIT = 8_000
 """Of the simplex algorithm, times the options of the program, in a unit of work: measured, within a factor of two."""
 COLUMNS_PER_UNIT = 30
@@ -149,8 +152,8 @@ class PlacementSearch:
         return below.objective if below is not None else 0.0
 
     def _begin(self, name: str) -> None:
-        """The last plan, or what runs, filled up, or the relaxation rounded, whichever is best; where all of these
-        break a rule, whatever the integer solver finds first.
+        """The last plan, or what runs, filled up, or the relaxation rounded, which is taken where it is far better;
+        where all of these break a rule, whatever the integer solver finds first.
         """
         running = {i: self._problem.current.get(self._problem.options[i].key, 0) for i in self._whole.chosen}
         starts = [self._filled_up(known) for known in (self._warm, running) if known and any(known.values())]
@@ -158,7 +161,7 @@ class PlacementSearch:
         best: Mapping[str, float] | None = None
         for counts in starts:
             values = self._worth(counts)
-            if values is not None and (best is None or self._is_better(values, best)):
+            if values is not None and (best is None or self._is_far_better(values, best)):
                 self._counts, best = counts, values
         if best is None:
             answer = self._whole.minimise(name, seconds=LP_S, seed=self._seed, gap=CLOSE, nodes=FIRST_NODES)
@@ -177,9 +180,10 @@ class PlacementSearch:
         result = in_order(loads, user_stages(self._problem), seconds=LP_S, seed=self._seed)
         return None if result is None else result[0]
 
-    def _is_better(self, values: Mapping[str, float], best: Mapping[str, float]) -> bool:
+    def _is_far_better(self, values: Mapping[str, float], best: Mapping[str, float]) -> bool:
+        """So much that what runs is better forgotten: what is near can be improved, with fewer moves."""
         change = first_change(best, values, user_stages(self._problem))
-        return change is not None and change[1] < 0
+        return change is not None and -change[1] > NEAR * values.get(change[0], 0.0)
 
     def _loaded(self, name: str) -> tuple[Formulation, ProgramSolution] | None:
         """The counts as they are, with the loads that are best for this stage."""
@@ -233,7 +237,7 @@ class PlacementSearch:
             yield from self._proved(name)
             return
         if not self._all:  # where they do, that is so quick that nothing else is tried before
-            yield from self._sweeps(name, FIRST_GAIN)
+            yield from self._sweeps(name, FIRST_GAIN if self._tries(name) else GAIN)
         for at, nodes in enumerate(self._tries(name)):
             if self._is_enough(name) or (at and self._gap(name) <= AGAIN) or not self._work.more():
                 return
@@ -246,8 +250,8 @@ class PlacementSearch:
 
     def _tries(self, name: str) -> Sequence[int]:
         if name in TIDYING:
-            return TIDYING_NODES if self._all else CORE_NODES
-        return NODES if self._all else CORE_NODES
+            return TIDYING_NODES if self._all else ()
+        return NODES if self._all else CORE_NODES if len(self._whole.chosen) <= AT_ONCE else ()
 
     def _is_enough(self, name: str) -> bool:
         return self._gap(name) <= ENOUGH.get(name, CLOSE)
@@ -264,19 +268,23 @@ class PlacementSearch:
 
     def _searched(self, name: str, nodes: int) -> bool | None:
         """One try for all that take part; whether it is better, None where nothing more is to be hoped for."""
-        limits = SearchLimits(ENOUGH.get(name, CLOSE), nodes, self._seed, min(LP_S, self._work.left_s()))
-        result = self._whole.program.searched(self._whole.terms(name), limits, self._work.left_s)
+        result = self._by_highs(self._whole, name, ENOUGH.get(name, CLOSE), nodes)
         if result is None:
-            self._work.done(1)
-            return None  # the engine died on it
-        if not result.in_time:
-            self._work.cut()
             return None
-        self._work.done(result.steps * len(self._whole.chosen) // STEPS_PER_UNIT)
         if self._all:
             self._bounds[name] = max(self._bounds[name], min(result.bound, self._total(name)))
         better = result.values is not None and self._adopted(name, self._whole.counts(result))
         return None if result.ending in ("OPTIMAL", "INFEASIBLE") and not better else better
+
+    def _by_highs(self, program: Formulation, name: str, gap: float, nodes: int) -> Searched | None:
+        """One step; None where the clock ended it, or the engine died on it."""
+        limits = SearchLimits(gap, nodes, self._seed, min(LP_S, self._work.left_s()))
+        result = program.program.searched(program.terms(name), limits, self._work.left_s)
+        if result is not None and not result.in_time:
+            self._work.cut()
+            return None
+        self._work.done(1 if result is None else result.steps * len(program.chosen) // STEPS_PER_UNIT)
+        return result
 
     def _adopted(self, name: str, counts: dict[int, int]) -> bool:
         """Whether these counts are better; then they are the counts."""
@@ -354,8 +362,8 @@ class PlacementSearch:
         """Better counts for a part, and the loads that show it; None when there are none."""
         program = Formulation(part, range(len(part.options)), whole=True)
         self._keep_limits(program, models)
-        rough = self._in_time(program, name, gap=PARTY_GAP, nodes=PARTY_NODES)
-        if rough is None:
+        rough = self._by_highs(program, name, PARTY_GAP, PARTY_NODES)
+        if rough is None or rough.values is None:
             return None
         # The integer solver's rows hold to a share of their size; loads are judged by the linear program.
         counts = program.counts(rough)

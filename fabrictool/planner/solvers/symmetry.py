@@ -52,7 +52,10 @@ class MergedProblem:
             for member in self.members[i]:
                 if counts.get(member):
                     loads[member] = load * counts[member] / solution.counts[i]
-        return replace(solution, counts={i: k for i, k in sorted(counts.items()) if k}, loads=loads)
+        # Between equal partitions more may have to move than the smaller problem sees.
+        moves = sum(abs(counts.get(i, 0) - self.whole.current.get(o.key, 0)) for i, o in enumerate(self.whole.options))
+        stages = tuple(replace(s, objective=float(moves)) if s.name == "moves" else s for s in solution.stages)
+        return replace(solution, counts={i: k for i, k in sorted(counts.items()) if k}, loads=loads, stages=stages)
 
     def counts_of(self, counts: Mapping[int, int]) -> dict[int, int]:
         """Those of the whole problem, in the smaller one."""
@@ -139,7 +142,8 @@ def merged(problem: PlacementProblem) -> MergedProblem:
         pinned = any(pool.within(*place) for need in problem.needs for place in need.pins)
         alike = here[pool.key] and pool.key in single and not pinned
         groups[_shape(problem, pool, here[pool.key]) if alike else pool.key].append(pool)
-    if len(groups) == len(problem.pools):
+    costly = problem.current and (problem.move_price or "moves" in problem.objective)
+    if len(groups) == len(problem.pools) or costly:
         return MergedProblem(problem, problem, {i: (i,) for i in range(len(problem.options))})
     return _joined(problem, groups.values(), here)
 
