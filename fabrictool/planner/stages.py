@@ -16,7 +16,7 @@ TOLERANCE = 1e-6
 LATENCY_TOLERANCE = 0.005
 """Slack of the latency stage, above its bound; the forecast's own band is far wider
 (`fabrictool.simulator.calibration`)."""
-LOADS = ("served", "slo", "excess")
+LOADS = ("served", "survived", "slo", "excess")
 """Stages whose values are requests/s, mostly none: of these, dust is measured by the demand."""
 TIE_BREAK = "tie-break"
 TIDYING = ("moves", "replicas", TIE_BREAK)

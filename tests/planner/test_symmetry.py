@@ -104,5 +104,7 @@ def test_rules_that_name_a_place_keep_it_apart():
     options = [option("m", a), option("m", b)]
     for need in (ModelNeed("m", 1.0, 0, 4, pins={("b", ""): 1}), ModelNeed("m", 1.0, 0, 4, spread_sites=True)):
         assert len(merged(problem([need], options, [a, b])).problem.options) == 2
+    survivor = ModelNeed("m", 1.0, 0, 4, survive="site")
+    assert len(merged(problem([survivor], options, [a, b])).problem.options) == 2
     away = replace(problem([ModelNeed("m", 1.0, 0, 4)], options, [a, b]), outages=(frozenset({b.key}),))
     assert len(merged(away).problem.options) == 2

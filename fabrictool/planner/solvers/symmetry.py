@@ -126,15 +126,12 @@ def merged(problem: PlacementProblem) -> MergedProblem:
     """With pools that are alike in one, wherever that is exact."""
     here: dict[PoolKey, list[int]] = {pool.key: [] for pool in problem.pools}
     single = set(here)
+    survivors = {need.model for need in problem.needs if need.survive is not None}  # losses tell places apart
     for i, option in enumerate(problem.options):
         if option.pool.key in here:
             here[option.pool.key].append(i)
-        if (
-            option.others
-            or sum(option.blocks.values()) != 1
-            or option.phase != "unified"
-            or option.key in problem.fixed
-        ):
+        whole = sum(option.blocks.values()) == 1 and option.phase == "unified" and option.key not in problem.fixed
+        if not whole or option.model in survivors:
             single -= {pool.key for pool in option.pools}
     single -= {pool for _, *pair in problem.transfers for pool in pair} | {key for key, _ in problem.taken}
     groups: dict[Hashable, list[Pool]] = defaultdict(list)
