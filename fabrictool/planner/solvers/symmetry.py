@@ -154,7 +154,12 @@ def _shape(problem: PlacementProblem, pool: Pool, here: Iterable[int]) -> Hashab
 
 
 def _column(option: Option) -> Hashable:
-    return tuple(getattr(option, part.name) for part in fields(option) if part.name != "pool")
+    # Engines that merge or are shared are described with mappings, which have no hash.
+    return tuple(
+        repr(getattr(option, part.name)) if part.name in ("elastic", "shared") else getattr(option, part.name)
+        for part in fields(option)
+        if part.name != "pool"
+    )
 
 
 def _joined(
