@@ -22,6 +22,9 @@ from fabrictool.cli.options import (
 )
 from fabrictool.cli.source import Source
 
+LIKELY_LARGE = 10
+"""Models times clusters from which on a search will hardly be over before its engine has been started."""
+
 
 class ScreenName(StrEnum):
     """A screen that `top` can begin with."""
@@ -68,15 +71,24 @@ def plan(
             " pipelines; reschedule: only phases and loads; memp: devices by rate and size, the papers' baseline."
         ),
     ] = "exact",
-    time_limit: Annotated[
-        float,
+    budget: Annotated[
+        float | None,
         typer.Option(
             parser=seconds(0.1, 86400),
             metavar="DURATION",
-            show_default="60s",
-            help="How much work the whole search may take.",
+            help="How long the command may take; the plan says at which work its search ended. Default: 10s at a"
+            " terminal, else --work 6000.",
         ),
-    ] = 60.0,
+    ] = None,
+    work: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="End the search at so much work, about a hundredth of a second of one core each: with the N of a plan"
+            " the same plan again, on any machine.",
+        ),
+    ] = None,
     verbose: Annotated[
         int, typer.Option("--verbose", "-v", count=True, help="Show more: -v fields, -vv operations.")
     ] = 0,
@@ -149,10 +161,14 @@ def plan(
 ) -> int:
     """Show what would change and what it forecasts; changes nothing."""
     from fabrictool.cli.plan_output import PlanOutput, show_plan
-    from fabrictool.cli.planning import bundle_meant, search_progress, solver_named
-    from fabrictool.cli.solve_watch import SolverWatch
+    from fabrictool.cli.planning import bundle_meant, search_limit, search_progress, solver_named
+    from fabrictool.cli.solve_watch import SearchClock, SolverWatch
+    from fabrictool.planner.highs import prepare
     from fabrictool.planner.plan import PlanOptions
+    from fabrictool.planner.solvers.exact import ExactSolver
 
+    _refuse("either --budget or --work", budget is not None and work is not None)
+    limit = search_limit(budget, work)
     _refuse("--observed, --root and --max-age need --offline", (observed_file or root or max_age) and not offline)
     _refuse("either --offline or --assume-empty", offline and assume_empty)
     source = Source(blueprint, inventory, overlay, scenario, planned=not what_if)
@@ -173,7 +189,7 @@ def plan(
         )
         from fabrictool.cli.whatif import SweepOptions, show_sweep
 
-        sweep = SweepOptions(solver_named(solver), time_limit, seed, executor, workers)
+        sweep = SweepOptions(solver_named(solver), limit.as_work_s, seed, executor, workers)
         return show_sweep(what_if, source, sweep, as_json=as_json)
     _refuse("--executor and --workers are for --what-if", executor or workers is not None)
     _refuse("--json prints one document: no --chart with it; --plot draws into a file", chart and as_json)
@@ -185,11 +201,22 @@ def plan(
         from fabrictool.cli.plan_plots import drawable
 
         drawable(plot)
-    watch = SolverWatch(solver_named(solver))
     bundle = bundle_meant(source, observed_file, root, max_age) if offline else None
+    clock = SearchClock(keeps=bundle is None, budget_s=limit.budget_s, models=len(source.blueprint.models))
+    found_by = solver_named(solver, clock)
+    by_clock = isinstance(found_by, ExactSolver)
+    if by_clock and len(source.blueprint.models) * len(source.inventory.clusters) > LIKELY_LARGE:
+        prepare()  # while tables are made
+    watch = SolverWatch(found_by, clock if by_clock else None)
     progress = search_progress() if bundle is None else None
     options = PlanOptions(
-        seed, time_limit, watch, progress, explain=explain, node_loss=node_loss, why_not=tuple(why_not or ())
+        seed,
+        limit.work_s if by_clock else limit.as_work_s,
+        watch,
+        progress,
+        explain=explain,
+        node_loss=node_loss,
+        why_not=tuple(why_not or ()),
     )
     output = PlanOutput(
         out,
@@ -263,7 +290,9 @@ def apply(
         plan, evidence = saved, None
         if plan is None:
             with source.warnings_without_a_plan():
-                plan, evidence = plan_online(source, fabric, PlanOptions(seed))
+                # What is compared with a plan is searched for as long as that was.
+                options = PlanOptions(seed) if judged is None else PlanOptions(seed, judged.certificate.work / 100)
+                plan, evidence = plan_online(source, fabric, options)
             if not as_json:
                 data(render(plan, evidence.observed))
         if plan.changes:

@@ -31,7 +31,7 @@ def instance(
         typer.Option(help="exact: any share of a bucket on any GPU type; sliced: whole slices, as Mélange has it."),
     ] = Kind.exact,
     seed: Annotated[int, typer.Option(min=0, help="The solver's seed.")] = 0,
-    time_limit: Annotated[
+    budget: Annotated[
         float,
         typer.Option(
             parser=seconds(0.1, 86400), metavar="DURATION", show_default="60s", help="How long the solver may work."
@@ -52,7 +52,7 @@ def instance(
     except UnicodeDecodeError as error:
         raise InvalidInputError.of("FT2020", f"not UTF-8 text: {error}", file=str(file)) from error
     problem = read(text, str(file))
-    answer = solve(problem, solver.value, seconds=time_limit, seed=seed)
+    answer = solve(problem, solver.value, seconds=budget, seed=seed)
     gap = (answer.cost - answer.bound) / answer.cost if answer.cost else 0.0
     if as_json:
         json_data({

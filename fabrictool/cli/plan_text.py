@@ -139,7 +139,7 @@ def _forecast_lines(plan: Plan) -> list[str]:
     certificate = plan.certificate
     gap = gap_text(certificate)
     word = f"optimal ({gap})" if certificate.optimal else gap
-    lines.append(f"solver {certificate.solver}: {word}, seed {certificate.seed}")
+    lines.append(f"solver {certificate.solver}: {word}, seed {certificate.seed}, work {certificate.work}")
     return lines
 
 

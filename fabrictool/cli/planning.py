@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fabrictool.base.errors import Problem
+    from fabrictool.cli.solve_watch import SearchClock
     from fabrictool.cli.source import Source
     from fabrictool.domain.evidence import Evidence
     from fabrictool.domain.plan import Plan
@@ -47,6 +48,34 @@ class BundleFile:
     """Certificate of the root that signed it; None: this machine's."""
     max_age: str | None
     """As written; None: of any age."""
+
+
+BUDGET_S, WORK = 10.0, 6000
+"""Without a word of the user: for one who waits, and for a script that wants the same again."""
+ENDLESS_S = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class SearchLimit:
+    """Where a search ends."""
+
+    work_s: float
+    """As the planner counts it."""
+    budget_s: float
+    """By the clock."""
+
+    @property
+    def as_work_s(self) -> float:
+        """Where no clock runs."""
+        return min(self.work_s, self.budget_s)
+
+
+def search_limit(budget_s: float | None, work: int | None) -> SearchLimit:
+    if work is None and budget_s is None and sys.stderr.isatty():
+        budget_s = BUDGET_S
+    if budget_s is not None:
+        return SearchLimit(ENDLESS_S, budget_s)
+    return SearchLimit((WORK if work is None else work) / 100, math.inf)
 
 
 def bundle_meant(source: Source, observed: Path | None, root: Path | None, max_age: str | None) -> BundleFile:
@@ -163,12 +192,15 @@ def _opened(source: Source, bundle: BundleFile) -> Evidence:
     )
 
 
-def solver_named(name: str) -> Solver:
-    """Raises UsageError FT9001 when there is none."""
+def solver_named(name: str, clock: SearchClock | None = None) -> Solver:
+    """`clock` ends it where it can be ended at any step. Raises UsageError FT9001 when there is none."""
+    from fabrictool.planner.solvers.exact import ExactSolver
     from fabrictool.planner.solvers.registry import SOLVERS
 
     if name not in SOLVERS:
         raise UsageError.of("FT9001", f"unknown solver {name!r}", hint=f"one of: {', '.join(SOLVERS)}")
+    if clock is not None and SOLVERS[name] is ExactSolver:
+        return ExactSolver(clock.left_s)
     return SOLVERS[name]()
 
 
@@ -181,7 +213,8 @@ def search_progress() -> Callable[[Solution], None]:
         if not sys.stderr.isatty() or passed < PATIENCE_S:
             return
         stage = solution.stages[-1]
-        gap = f", at most {stage.objective - stage.bound:.3g} from the best" if stage.objective > stage.bound else ""
+        above = (stage.objective - stage.bound) / max(abs(stage.objective), 1e-9)
+        gap = f", gap {above:.2%}" if stage.objective - stage.bound > 1e-4 else ", as good as can be"
         say(f"{passed:4.0f} s  {stage.name} {stage.objective:.6g}{gap}; Ctrl-C takes the best so far")
 
     return show

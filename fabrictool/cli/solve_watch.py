@@ -1,15 +1,58 @@
-"""A solver with a clock beside it: how long it took, and what it had found when. The planner itself knows no time."""
+"""A solver with a clock beside it: how long it took, what it had found when, and when it has to end.
+
+The planner itself knows no time.
+"""
 
 from __future__ import annotations
 
+import math
+import os
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from fabrictool.cli.interrupts import Interrupts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fabrictool.planner.problem import PlacementProblem, Solution, Solver, StageResult
+
+AFTER_S, AFTER_A_MODEL_S = 0.8, 0.06
+"""What comes after a search takes so long, and so much more for each model: replay, names, reasons. Measured."""
+MOST_AFTER = 0.4
+"""Of the budget, at most."""
+
+
+class SearchClock:
+    """Ends a search when a budget is used up, or at Ctrl-C where that is to keep what there is."""
+
+    def __init__(self, *, keeps: bool, budget_s: float = math.inf, models: int = 0) -> None:
+        """`budget_s` is for all that this process does, for so many `models`."""
+        after = min(AFTER_S + AFTER_A_MODEL_S * models, MOST_AFTER * budget_s)
+        self._until = time.monotonic() + budget_s - after - (_age_s() if budget_s < math.inf else 0.0)
+        self._interrupts = Interrupts(at_once=False) if keeps else None
+
+    def left_s(self) -> float:
+        if self._interrupts is not None and self._interrupts.pressed:
+            return 0.0
+        return self._until - time.monotonic()
+
+    def hearing(self) -> Interrupts | nullcontext[None]:
+        """A context in which Ctrl-C ends the search, and the second time the command."""
+        return nullcontext() if self._interrupts is None else self._interrupts
+
+
+def _age_s() -> float:
+    """Seconds since this process was started: a command begins before any of ours runs."""
+    try:
+        # After the name, which may have blanks in it, the 20th field is the start, in ticks since the machine's.
+        ticks = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, AttributeError):
+        return 0.0  # not on this system
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +68,8 @@ class SolverWatch:
     """Wraps one solver for one plan, which may ask it several times."""
 
     solver: Solver
+    clock: SearchClock | None = None
+    """Where the solver asks it when to end."""
     name: str = ""
     seconds: float = 0.0
     """What the search took, or has taken so far."""
@@ -37,8 +82,9 @@ class SolverWatch:
         """As the solver does."""
         began = time.monotonic() - self.seconds
         try:
-            for solution in self.solver.solve(problem, deadline_s=deadline_s, seed=seed, warm=warm):
-                self.moments.append(Moment(time.monotonic() - began, solution.stages[-1]))
-                yield solution
+            with nullcontext() if self.clock is None else self.clock.hearing():
+                for solution in self.solver.solve(problem, deadline_s=deadline_s, seed=seed, warm=warm):
+                    self.moments.append(Moment(time.monotonic() - began, solution.stages[-1]))
+                    yield solution
         finally:
             self.seconds = time.monotonic() - began

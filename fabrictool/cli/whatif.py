@@ -33,7 +33,7 @@ class SweepOptions:
     """How the what-ifs are tried."""
 
     solver: Solver
-    time_limit_s: float
+    work_s: float
     seed: int
     executor: str
     workers: int | None
@@ -54,7 +54,7 @@ def show_sweep(expressions: Sequence[str], source: Source, options: SweepOptions
     ):
         outcome = sweep(
             doer, situation, expressions, options.solver,
-            deadline_s=options.time_limit_s, seed=options.seed, done=_progress(len(expressions)),
+            deadline_s=options.work_s, seed=options.seed, done=_progress(len(expressions)),
         )  # fmt: skip
     if as_json:
         json_data(document(outcome))

@@ -232,6 +232,11 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     gap: float = 0.0
     version: str = ""
     """Of OR-Tools: another one may find another placement that is as good."""
+    work: int = 0
+    """Units of work of all searches, each a hundredth of a second of one core, about: a search with this limit
+    (`--work`) finds the same on any machine."""
+    ended: bool = False
+    """Whether it ended there with more to be tried."""
     lessons: int = 0
     """Kinds of replica whose tables the replay corrected. Values have these corrections in them, bounds have not: they
     are of the problem as it was asked, and no correction leads below them."""

@@ -15,7 +15,8 @@ from fabrictool.base.canonical import tidy
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.domain.plan import Certificate, Stage
 from fabrictool.planner.formulation import Formulation
-from fabrictool.planner.stages import TIDYING, TOLERANCE, clean, tolerance
+from fabrictool.planner.stages import TIDYING, clean, kept, residual, tolerance
+from fabrictool.planner.work import units
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,8 +30,7 @@ def certificate(problem: PlacementProblem, solution: Solution, seed: int) -> Cer
     import ortools  # noqa: PLC0415 - --help must not pay for it
 
     stages = tuple(
-        Stage(name=s.name, objective=s.objective, bound=s.bound, gap=_gap(s.objective, s.bound))
-        for s in solution.stages
+        Stage(name=s.name, objective=s.objective, bound=s.bound, gap=_gap(problem, s)) for s in solution.stages
     )
     felt = [stage for stage in stages if stage.name not in TIDYING]
     # Among equals the first after ``served``, which is 0 of 0 in any fabric that is large enough.
@@ -46,6 +46,8 @@ def certificate(problem: PlacementProblem, solution: Solution, seed: int) -> Cer
         bound=worst.bound,
         gap=worst.gap,
         version=ortools.__version__,
+        work=units(solution.work),
+        ended=solution.ended,
     )
 
 
@@ -90,9 +92,9 @@ def _as_asked(problem: PlacementProblem, first: Solution, taught: Solution, seed
             if relaxed is None:
                 relaxed = Formulation(whole, range(len(whole.options)), whole=False)
                 for earlier in taught.stages[:at]:
-                    relaxed.keep(earlier.name, earlier.objective + tolerance(earlier.name, earlier.objective))
+                    relaxed.keep(earlier.name, kept(earlier.name, earlier.objective, earlier.bound))
             bound = _below(relaxed, stage.name, seed)
-            relaxed.keep(stage.name, stage.objective + tolerance(stage.name, stage.objective))
+            relaxed.keep(stage.name, kept(stage.name, stage.objective, bound))
         yield replace(stage, bound=clean(min(bound, stage.objective)))
 
 
@@ -105,7 +107,8 @@ def _below(relaxed: Formulation, name: str, seed: int) -> float:
     return 0.0 if answer is None else answer.objective
 
 
-def _gap(objective: float, bound: float) -> float:
+def _gap(problem: PlacementProblem, stage: StageResult) -> float:
     # Bounds are of stages before which others were kept within the solver's tolerance, which they may have used.
-    inside = objective - bound <= 10 * TOLERANCE * max(1.0, abs(objective))
-    return 0.0 if inside else tidy((objective - bound) / max(abs(objective), 1e-9))
+    above = stage.objective - stage.bound
+    dust = above <= residual(problem, stage.name, stage.objective)
+    return 0.0 if dust else tidy(above / max(abs(stage.objective), 1e-9))

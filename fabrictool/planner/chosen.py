@@ -38,8 +38,8 @@ class SearchOptions:
     """How a placement is searched for."""
 
     seed: int = 0
-    time_limit_s: float = 60.0
-    """Of the whole search, in work."""
+    work_s: float = 60.0
+    """Of the whole search: seconds of about one core's work, in hundredths."""
     solver: Solver = field(default_factory=ExactSolver)
     progress: Callable[[Solution], None] | None = None
     """Is told each better placement; with it, Ctrl-C ends the search and keeps the last one."""
@@ -70,8 +70,9 @@ class Chosen:
         return clean(values_of(self.solution).get("served", 0.0)), *shortfall(self.problem, self.played)
 
 
-def best(situation: Situation, options: SearchOptions) -> Chosen:
-    """The placement with the least that is unserved and that misses its SLO in the replay.
+def best(situation: Situation, options: SearchOptions, built: tuple[PlacementProblem, Tables] | None = None) -> Chosen:
+    """The placement with the least that is unserved and that misses its SLO in the replay. `built`: what the situation
+    leads to, where that is known.
 
     Raises
     ------
@@ -80,19 +81,20 @@ def best(situation: Situation, options: SearchOptions) -> Chosen:
     FabrictoolError
         FT2902 nothing was found in time, FT2903 a rule is broken after all, FT2904 out of memory.
     """
-    problem, tables = situation.build()
+    problem, tables = built or situation.build()
     first = last = chosen = _found(situation, problem, tables, options)
-    left = options.time_limit_s - first.solution.work
+    left = round(options.work_s - first.solution.work, 2)
     repeatable, stopped, again = first.solution.repeatable, first.stopped, chosen.again
+    ended, work = first.solution.ended, first.solution.work
     for _ in range(ROUNDS):
         learned = lessons(last.problem, last.solution, last.played)
         if not learned or stopped:
             break
-        if left <= 0.0:
-            again = "no time"
+        if ended or left <= 0.0:
+            again, ended = "no time", True
             break
         taught_by = replace(situation, learned=(*last.situation.learned, *learned))
-        within = replace(options, time_limit_s=left)
+        within = replace(options, work_s=left)
         try:
             last = _found(taught_by, taught(problem, taught_by.learned), tables, within, last)
         except KeyboardInterrupt:
@@ -103,14 +105,15 @@ def best(situation: Situation, options: SearchOptions) -> Chosen:
         except FabrictoolError as error:  # such as FT2902, no time: what was found before is a plan
             if any(problem.code == BROKEN_RULE for problem in error.problems):
                 raise
-            again, repeatable = "no time", False  # it may have been the clock's
+            again, repeatable, ended = "no time", False, True  # it may have been the clock's
             break
-        left -= last.solution.work
+        left = round(left - last.solution.work, 2)
+        ended, work = last.solution.ended, round(work + last.solution.work, 2)
         # A search that the clock cut short decided what was learned, whichever placement is the better one.
         repeatable, stopped, again = repeatable and last.solution.repeatable, last.stopped, "searched"
         if last.lacks < chosen.lacks:
             chosen = replace(last, asked=(first.problem, first.solution))
-    solution = replace(chosen.solution, repeatable=repeatable)
+    solution = replace(chosen.solution, repeatable=repeatable, ended=ended, work=work)
     return replace(chosen, solution=solution, stopped=stopped, again=again)
 
 
@@ -128,7 +131,8 @@ def _found(
     options: SearchOptions,
     former: Chosen | None = None,
 ) -> Chosen:
-    search = options.solver.solve(problem, deadline_s=options.time_limit_s, seed=options.seed)
+    warm = None if former is None or former.solution.added else former.solution
+    search = options.solver.solve(problem, deadline_s=options.work_s, seed=options.seed, warm=warm)
     solution, stopped = _last(search, options.progress)
     problem = solution.whole(problem)
     solution = settled(problem, solution, options.seed)

@@ -29,6 +29,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+
 from fabrictool.planner.program import Program, ProgramSolution, Terms
 from fabrictool.planner.survival import losses, lost_with_a_node, reserves, stands_in
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
 
     from fabrictool.domain.specs import Phase
+    from fabrictool.planner.highs import Searched
     from fabrictool.planner.problem import ModelNeed, Option, PlacementProblem, Pool, PoolKey
     from fabrictool.planner.survival import Loss
 
@@ -141,9 +144,10 @@ class Formulation:
             shares[self._owners[column]] += weight * float(answer.values[column])
         return shares
 
-    def counts(self, answer: ProgramSolution) -> dict[int, int]:
+    def counts(self, answer: ProgramSolution | Searched) -> dict[int, int]:
         """Whole replicas by option, of those that have any."""
-        counts = {i: round(sum(w * float(answer.values[c]) for c, w in self.count(i))) for i in self.chosen}
+        values = np.zeros(self.program.columns) if answer.values is None else answer.values
+        counts = {i: round(sum(w * float(values[c]) for c, w in self.count(i))) for i in self.chosen}
         return {i: k for i, k in counts.items() if k}
 
     def loads(self, answer: ProgramSolution) -> dict[int, float]:
@@ -380,6 +384,10 @@ class Formulation:
             now = self.problem.current.get(self.problem.options[i].key, 0)
             if not now:  # all of them are new
                 moves += self.count(i)
+                continue
+            if self._given is not None:  # known, and not to be used up to a limit
+                known = abs(self._given.get(i, 0) - now)
+                moves.append((self._column(self.problem.options[i].model, known, known), 1.0))
                 continue
             move = self._column(self.problem.options[i].model, 0, INFINITY)
             self.program.row(now, INFINITY, [*self.count(i), (move, 1.0)])

@@ -131,7 +131,7 @@ def _why(problem: PlacementProblem, solution: Solution, need: ModelNeed, again: 
     there = ", ".join(sorted({"/".join(option.pool.key) for option in roomy})[:3])
     tried = {
         "searched": "no placement that was found there does better within the rules",
-        "no time": "the time limit was used up before a placement that uses it was found",
+        "no time": "the search ended before a placement that uses it was found",
         "": "it was not searched again for a placement that uses it",
     }
     return f"there is room in {there}, but {tried[again]}"

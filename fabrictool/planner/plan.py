@@ -30,6 +30,7 @@ from fabrictool.planner.readset import ABSENT, read_set
 from fabrictool.planner.situation import placed_option, situation_of
 from fabrictool.planner.succession import successions, successors
 from fabrictool.planner.units import wanted_units
+from fabrictool.planner.work import units
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -107,6 +108,7 @@ def plan(
         ),
         warnings=(
             *_unrepeatable(solution),
+            *_ended(solution),
             *(["the search was stopped early: this is the best placement that it found"] if chosen.stopped else ()),
             *(["the explanation was cut short"] if cut else ()),
             *(f"{warning.code} {warning.message}" for warning in warnings),
@@ -159,11 +161,11 @@ def unsolved(
 
 def _chosen(situation: Situation, options: PlanOptions, observed: Observed) -> Chosen:
     try:
-        situation.build()
+        built = situation.build()
     except InfeasibleError as error:
         raise _cause_first(error.problems, situation, observed) from error
     try:
-        return best(situation, options)
+        return best(situation, options, built)
     except InfeasibleError as error:
         raise _cause_first([*error.problems, *explain_conflict(situation)], situation, observed) from error
 
@@ -195,6 +197,13 @@ def _unrepeatable(solution: Solution) -> list[str]:
     if solution.repeatable:
         return []
     return ["the search ran out of time: on another machine the same files may be placed otherwise"]
+
+
+def _ended(solution: Solution) -> list[str]:
+    if not solution.ended or not solution.work:
+        return []
+    work = units(solution.work)
+    return [f"the search ended at work {work} with more to try; a larger `--budget` or `--work` may find better"]
 
 
 def _open_networks(wanted: Iterable[WantedUnit]) -> list[str]:

@@ -302,7 +302,9 @@ class Solution:
     added: tuple[Option, ...] = ()
     """Columns that the solver made; their indices follow those of the problem's own."""
     work: float = 0.0
-    """Seconds of the time limit that it used up, counted in what is the same on every machine (`planner.work`)."""
+    """Seconds of its limit that it used up, counted in what is the same on every machine (`planner.work`)."""
+    ended: bool = False
+    """By its limit, by a clock or by Ctrl-C: there was more to be tried."""
 
     def whole(self, problem: PlacementProblem) -> PlacementProblem:
         """The problem with the columns that this solution speaks of."""

@@ -13,8 +13,11 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-6
 """Slack with which a solved stage is kept, relative to its value (and absolute near zero)."""
-LATENCY_TOLERANCE = 0.01
-"""Slack of the latency stage; the forecast's own band is far wider (`fabrictool.simulator.calibration`)."""
+LATENCY_TOLERANCE = 0.005
+"""Slack of the latency stage, above its bound; the forecast's own band is far wider
+(`fabrictool.simulator.calibration`)."""
+LOADS = ("served", "survived", "slo", "excess")
+"""Stages whose values are requests/s, mostly none: of these, dust is measured by the demand."""
 TIE_BREAK = "tie-break"
 TIDYING = ("moves", "replicas", TIE_BREAK)
 """Stages that choose among placements which are equally good to their users."""
@@ -69,6 +72,20 @@ def tolerance(name: str, value: float) -> float:
     return max(rounding(value), LATENCY_TOLERANCE * value) if name == "latency" else rounding(value)
 
 
+def kept(name: str, value: float, bound: float) -> float:
+    """The most that a solved stage may come to while later ones are solved.
+
+    Of a tolerance, what the search has left of it: both together are at most so far above the bound.
+    """
+    return max(value + rounding(value), bound + tolerance(name, bound))
+
+
+def residual(problem: PlacementProblem, name: str, value: float) -> float:
+    """So far above its bound is a stage that is as good as can be: the solvers' rows hold within as much."""
+    demand = sum(need.rate * need.priority for need in problem.needs) if name in LOADS else 0.0
+    return 10 * TOLERANCE * max(1.0, abs(value), demand)
+
+
 def rounding(value: float) -> float:
     """The difference up to which a solver may take two values for the same."""
     return TOLERANCE * max(1.0, abs(value))
@@ -90,7 +107,7 @@ def in_order(
         if answer is None:
             return None
         values[name] = formulation.value(name, answer)
-        formulation.keep(name, values[name] + tolerance(name, values[name]))
+        formulation.keep(name, values[name] + rounding(values[name]))
     return None if answer is None else (values, answer)
 
 

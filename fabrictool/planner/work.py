@@ -1,14 +1,31 @@
-"""A time limit as work: what a search may do and has done, counted so that it is the same on every machine."""
+"""What a search may do and has done, counted so that it is the same on every machine; a clock may end it sooner."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from fabrictool.planner.stages import TIDYING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SHARE, TIDYING_SHARE = 1 / 2, 1 / 8
 """Of what is left, for one stage: so some is left for every later one. Raising the first gives more to the first hard
 stage; nobody feels what tidying up gains."""
+PER_SECOND = 100
+"""Units of work in a second of one core, about: searches differ, and machines more."""
+
+
+def units(seconds: float) -> int:
+    """As plans and the command line say it."""
+    return round(PER_SECOND * seconds)
+
+
+def never() -> float:
+    """Seconds that are left where no clock runs."""
+    return math.inf
 
 
 @dataclass
@@ -27,3 +44,33 @@ class SearchWork:
     def share(self, stage: str) -> float:
         """Seconds that a stage may take."""
         return self.left * (TIDYING_SHARE if stage in TIDYING else SHARE)
+
+
+@dataclass
+class StepwiseWork:
+    """A search in steps that are done or not done: where it ends is a number of units, whatever ended it.
+
+    No step depends on what is left. So the same search with the number that it ended at for its limit ends there again,
+    on any machine, also where it was the clock or Ctrl-C that ended it.
+    """
+
+    limit: int
+    left_s: Callable[[], float] = never
+    """Seconds until the clock ends it."""
+    spent: int = 0
+    ended: bool = False
+    """By limit or clock: there was more to be tried."""
+
+    def more(self) -> bool:
+        """Whether there may be another step."""
+        if self.ended or self.spent >= self.limit or self.left_s() <= 0.0:
+            self.ended = True
+        return not self.ended
+
+    def done(self, units: int) -> None:
+        """One step is complete."""
+        self.spent += max(1, units)
+
+    def cut(self) -> None:
+        """The clock ended a step: what it had found does not count."""
+        self.ended = True

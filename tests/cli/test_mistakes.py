@@ -26,11 +26,11 @@ def own_state(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["plan", "--time-limit", "inf", *LOCAL], 64, "FT9001"),
-        (["plan", "--time-limit", "nan", *LOCAL], 64, "FT9001"),
-        (["plan", "--time-limit", "2d", *LOCAL], 64, "not between 100ms and 24h"),
+        (["plan", "--budget", "inf", *LOCAL], 64, "FT9001"),
+        (["plan", "--budget", "nan", *LOCAL], 64, "FT9001"),
+        (["plan", "--budget", "2d", *LOCAL], 64, "not between 100ms and 24h"),
         (["apply", "--queue-wait", "5 x", *LOCAL], 64, "not a unit of a duration"),
-        (["plan", "--time-limit", "1e300", *LOCAL], 64, "FT9001"),
+        (["plan", "--budget", "1e300", *LOCAL], 64, "FT9001"),
         (["plan", "-o", "", *LOCAL], 1, "FT4302"),
         (["plan", "-o", "no/such/folder/plan.json", *LOCAL], 1, "FT4302"),
         (["status", "--url", "http://[::1"], 69, "FT5201"),

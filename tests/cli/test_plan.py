@@ -1,18 +1,22 @@
 """``plan``: its certificate, its explanation, its pictures."""
 
 import json
+import math
 import re
+import signal
 import subprocess
 
 import pytest
+import yaml
 
 from fabrictool.cli import simulation_output
 from fabrictool.cli.main import main
 from fabrictool.cli.plan_plots import OTHERS, Bar, bars_of, long_stages, text_chart
-from fabrictool.cli.solve_watch import Moment
+from fabrictool.cli.solve_watch import Moment, SearchClock
 from fabrictool.domain.inventory import Inventory
 from fabrictool.domain.plan import Placement, ReplicaPlacement, StagePlacement
 from fabrictool.planner.certificate import certificate
+from fabrictool.planner.instances import synthetic
 from fabrictool.planner.problem import Solution, StageResult
 from fabrictool.state.planfile import read_plan
 from tests.planner.fabrics import write_fabric
@@ -65,6 +69,48 @@ def test_json_has_the_seconds_that_no_plan_has(fabric, tmp_path, capsys):
     assert saved.read_bytes() == again.read_bytes()
     assert read_plan(printed) == read_plan(saved)
     assert read_plan(printed).id == read_plan(saved).id
+
+
+@pytest.mark.parametrize("budget", ["0.1s", "2s"])
+def test_the_work_of_a_plan_that_a_clock_ended_finds_it_again(budget, tmp_path, monkeypatch, capsys):
+    """However far it came: on a busy machine that is another plan, and it is found again as well."""
+    for file, document in synthetic.documents(synthetic.parse("6x3x60"), 5, 0.9).items():
+        (tmp_path / file).write_text(yaml.safe_dump(document, sort_keys=False))
+    monkeypatch.setenv("FABRICTOOL_STATE_DIR", str(tmp_path / "state"))
+    saved, again, more = (tmp_path / name for name in ("saved.json", "again.json", "more.json"))
+    made = tmp_path / "blueprint.yaml"
+    assert plan(made, "--assume-empty", "--budget", budget, "-o", str(saved)) == 0
+    shown = capsys.readouterr().out
+    work = read_plan(saved).certificate.work
+    assert f"work {work}" in shown
+    assert plan(made, "--assume-empty", "--work", str(work), "-o", str(again)) == 0
+    assert saved.read_bytes() == again.read_bytes()
+    assert plan(made, "--assume-empty", "--work", "1", "-o", str(more)) == 0
+    assert read_plan(more).certificate.ended
+    assert any("ended at work 1 with more to try" in warning for warning in read_plan(more).warnings)
+
+
+def test_ctrl_c_ends_the_search_first_and_the_command_the_second_time():
+    clock = SearchClock(keeps=True, budget_s=1e5, models=3)
+    with clock.hearing():
+        assert clock.left_s() > 900.0
+        signal.raise_signal(signal.SIGINT)
+        assert clock.left_s() == 0.0
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), SearchClock(keeps=False).hearing():
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_what_comes_after_a_search_is_kept_back_of_its_budget():
+    assert SearchClock(keeps=False).left_s() == math.inf
+    few, many = (SearchClock(keeps=False, budget_s=1e5, models=models) for models in (10, 10**7))
+    assert 0.9e5 < few.left_s() <= 1e5 - 1.4  # this process is not that old
+    assert 0.5e5 < many.left_s() <= 0.6e5
+
+
+def test_a_search_ends_by_one_thing(fabric):
+    assert plan(fabric, "--budget", "1s", "--work", "3") == 64
 
 
 def test_explain_says_what_rules_cost_and_what_was_not_chosen(fabric, tmp_path, capsys):

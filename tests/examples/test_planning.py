@@ -32,7 +32,7 @@ def test_melanges_problem_is_solved_and_slices_are_never_cheaper(tmp_path, capsy
     (tmp_path / "problem.json").write_text(json.dumps(problem))
     costs = []
     for solver in ("exact", "sliced"):
-        arguments = ["instance", str(tmp_path / "problem.json"), "--solver", solver, "--time-limit", "200s", "--json"]
+        arguments = ["instance", str(tmp_path / "problem.json"), "--solver", solver, "--budget", "200s", "--json"]
         assert main(arguments) == 0
         found = json.loads(capsys.readouterr().out)
         assert found["optimal"]

@@ -11,6 +11,7 @@ from fabrictool.base.errors import InfeasibleError
 from fabrictool.planner.explaining.prices import device_prices
 from fabrictool.planner.problem import Level, ModelNeed, Option, PlacementProblem, Pool
 from fabrictool.planner.solvers.exact import ExactSolver
+from fabrictool.planner.stages import LATENCY_TOLERANCE
 from fabrictool.simulator.capacity import ReplicaFigures
 from tests.seeds import seeds, some
 
@@ -95,7 +96,7 @@ def cheapest_load(instance, counts_):
 
 
 def brute_force(instance):
-    """(unserved, latency, cost): lexicographic, but for a latency that may be 1 % above the best."""
+    """(unserved, latency, cost): lexicographic, but for a latency that may be a little above the best."""
     found = []
     limit = {need.model: need.maximum for need in instance.needs}
     for counts_ in itertools.product(*(range(limit[o.model] + 1) for o in instance.options)):
@@ -108,7 +109,11 @@ def brute_force(instance):
         return None
     served = [value for value in found if value[0] == min(found)[0]]
     fastest = min(latency for _, latency, _ in served)
-    return served[0][0], fastest, min(cost for _, latency, cost in served if latency <= fastest * 1.01 + 1e-9)
+    return (
+        served[0][0],
+        fastest,
+        min(cost for _, latency, cost in served if latency <= fastest * (1 + LATENCY_TOLERANCE) + 1e-9),
+    )
 
 
 def convex(rng, capacity, slope):
@@ -160,7 +165,7 @@ def equals_brute_force(instance):
     unserved, latency = cheapest_load(instance, counts_)
     cost = sum(o.cost * k for o, k in zip(instance.options, counts_, strict=True))
     assert unserved == pytest.approx(best[0], abs=2e-3)
-    assert best[1] - 2e-3 <= latency <= best[1] * 1.01 + 2e-3
+    assert best[1] - 2e-3 <= latency <= best[1] * (1 + LATENCY_TOLERANCE) + 2e-3
     assert cost == pytest.approx(best[2], abs=2e-3)
     assert solution.optimal
     for stage in solution.stages:

@@ -8,7 +8,7 @@ import pytest
 
 from fabrictool.base.errors import InfeasibleError
 from fabrictool.planner.problem import ModelNeed
-from fabrictool.planner.solvers import exact, large
+from fabrictool.planner.solvers import placing
 from fabrictool.planner.solvers.exact import ExactSolver
 from tests.planner.test_exact import cheapest_load, fits, option, pool, problem, random_instance, solve
 from tests.planner.test_phases import between, phase, random_pairs
@@ -17,15 +17,16 @@ from tests.seeds import some
 
 @pytest.fixture(autouse=True)
 def everything_is_large(monkeypatch):
-    monkeypatch.setattr(exact, "SMALL", 0)
-    monkeypatch.setattr(large, "TOGETHER", 3)  # several parties, also of two models
+    monkeypatch.setattr(placing, "TINY", 0)
+    monkeypatch.setattr(placing, "FEW", 0)
+    monkeypatch.setattr(placing, "TOGETHER", 3)  # several parties, also of two models
 
 
 def both(instance, monkeypatch):
     """(found as a large problem, the optimum); None where nothing keeps the rules."""
     answers = []
     for small in (0, 1500):
-        monkeypatch.setattr(exact, "SMALL", small)
+        monkeypatch.setattr(placing, "TINY", small)
         try:
             answers.append(solve(instance))
         except InfeasibleError:
@@ -64,7 +65,7 @@ def test_pairs_keep_their_rules(monkeypatch):
 
 def test_parties_that_ask_for_too_much_together_are_undone(monkeypatch):
     """Here each party is told that it has all of the link between two sites to itself."""
-    monkeypatch.setattr(large.LargeSearch, "_links_left", lambda self, members: self._problem.links)
+    monkeypatch.setattr(placing.PlacementSearch, "_links_left", lambda self, members: self._problem.links)
     for seed in range(40):
         rng = random.Random(seed)
         a, b = (pool(name, nodes=4, site=name, price=rng.choice((1.0, 4.0))) for name in "ab")
@@ -82,13 +83,29 @@ def test_parties_that_ask_for_too_much_together_are_undone(monkeypatch):
         assert found.stages[0].bound <= best.stages[0].objective + 1e-4, seed
 
 
-def test_later_stages_keep_the_earlier_ones():
-    """Parties change from sweep to sweep; what one uses of another's slack must not be used twice."""
+def five_models():
     rng = random.Random(3)
     pools = [pool(name, nodes=6, per_node=2, price=rng.uniform(1, 9)) for name in "abc"]
     needs = [ModelNeed(f"m{n}", rng.uniform(0.5, 3.0), 1, 9) for n in range(5)]
     options = [option(f"m{n}", where, latency=rng.uniform(1, 3)) for n in range(5) for where in pools]
-    instance = problem(needs, options, pools, objective=("latency", "cost"))
+    return problem(needs, options, pools, objective=("latency", "cost"))
+
+
+@pytest.mark.parametrize("calls", [1, 4, 9, 20, 40])
+def test_a_search_that_a_clock_ends_is_found_again_by_the_work_that_it_had_done(calls):
+    """Whatever ended it: the number that it ended at is a limit with which it ends there again."""
+    clock = itertools.chain(itertools.repeat(9.0, calls), itertools.repeat(0.0))
+    *_, hurried = ExactSolver(lambda: next(clock)).solve(five_models(), deadline_s=60, seed=0)
+    *_, again = ExactSolver().solve(five_models(), deadline_s=hurried.work, seed=0)
+    *_, complete = ExactSolver().solve(five_models(), deadline_s=60, seed=0)
+    assert again == hurried
+    assert hurried.work < complete.work
+    assert hurried.repeatable
+
+
+def test_later_stages_keep_the_earlier_ones():
+    """Parties change from sweep to sweep; what one uses of another's slack must not be used twice."""
+    instance = five_models()
     stages = {}
     for solution in ExactSolver().solve(instance, deadline_s=30, seed=0):
         for stage in solution.stages:

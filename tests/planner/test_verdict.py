@@ -82,7 +82,7 @@ def nothing_runs(loaded):
 
 
 def planned(loaded):
-    return plan(loaded.blueprint, loaded.inventory, nothing_runs(loaded), PlanOptions(time_limit_s=10), now=0.0)
+    return plan(loaded.blueprint, loaded.inventory, nothing_runs(loaded), PlanOptions(work_s=10), now=0.0)
 
 
 def test_the_planned_split_reaches_plan_gateway_and_replay(tmp_path):

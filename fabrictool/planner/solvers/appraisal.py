@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.infeasible import explain_infeasible
 from fabrictool.planner.problem import PlacementProblem, Solution, StageResult
-from fabrictool.planner.stages import TIE_BREAK, clean, rounding, stage_names, tolerance
+from fabrictool.planner.stages import TIE_BREAK, clean, kept, rounding, stage_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,7 +35,7 @@ def appraise(problem: PlacementProblem, counts: dict[int, int], solver: str, dea
         value = loads.value(name, answer)
         stages.append(StageResult(name, clean(value), clean(min(value, below.objective))))
         for formulation in (loads, relaxed):
-            formulation.keep(name, value + tolerance(name, value))
+            formulation.keep(name, kept(name, value, below.objective))
     served = loads.loads(answer) if answer is not None else {}
     return Solution({i: k for i, k in counts.items() if k}, served, tuple(stages), solver, optimal=False)
 

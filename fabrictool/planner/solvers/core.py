@@ -1,0 +1,65 @@
+"""The columns of a problem that matter: those that the relaxation uses in any stage, and those that it nearly uses."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fabrictool.planner.formulation import Formulation
+from fabrictool.planner.infeasible import explain_infeasible
+from fabrictool.planner.solvers.rounding import rounded
+from fabrictool.planner.stages import TIDYING, TIE_BREAK, TOLERANCE, stage_names, tolerance
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fabrictool.planner.problem import PlacementProblem
+
+NEAREST = 4
+"""Options a model beyond those that the relaxation uses: the ones that it would cost least, in every stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """What the relaxation says of a problem."""
+
+    options: Sequence[int]
+    """Those that it uses in any stage, those that it nearly uses, and those that rules or habit name."""
+    lowest: dict[str, float]
+    """By stage: what it reaches at best when each stage before is at its own least."""
+    distance: dict[int, float]
+    """By option: what a request/s on it would cost the last stage that users feel, at least."""
+    rounded: dict[int, int]
+    """By option: whole counts near those of that stage."""
+
+
+def core_of(problem: PlacementProblem, seconds: float, seed: int) -> Core:
+    """Raises InfeasibleError FT2001 when the relaxation has no solution."""
+    relaxed = Formulation(problem, range(len(problem.options)), whole=False)
+    core = {i for i, o in enumerate(problem.options) if o.key in problem.fixed or o.key in problem.current}
+    for need in problem.needs:
+        core |= {i for i in problem.of(need.model) if any(problem.options[i].pool.within(*pin) for pin in need.pins)}
+    lowest: dict[str, float] = {}
+    distance: dict[int, float] = {}
+    usage: dict[int, float] = {}
+    for name in stage_names(problem):
+        if name == TIE_BREAK or not relaxed.terms(name):
+            continue
+        answer = relaxed.minimise(name, seconds=seconds, seed=seed)
+        if answer is None:
+            raise explain_infeasible(problem)
+        lowest[name] = answer.objective
+        used = relaxed.usage(answer)
+        core |= {i for i, replicas in used.items() if replicas > TOLERANCE}
+        if name not in TIDYING:
+            # What tidying up costs within the tolerances is not lost before it begins.
+            usage, distance = used, {i: relaxed.distance(answer, i) for i in relaxed.chosen}
+            nearest: dict[str, list[tuple[float, int]]] = defaultdict(list)
+            for i, option in enumerate(problem.options):
+                nearest[option.model].append((distance[i], i))
+            for options in nearest.values():
+                core |= {i for _, i in sorted(options)[:NEAREST]}
+        relaxed.keep(name, answer.objective + tolerance(name, answer.objective))
+    chosen = sorted(core)
+    return Core(chosen, lowest, distance, rounded(problem, {i: usage.get(i, 0.0) for i in chosen}, distance))

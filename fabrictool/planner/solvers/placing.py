@@ -1,0 +1,444 @@
+"""The search behind `exact`: a first placement at once, then better ones, stage by stage, in steps of countable work.
+
+The linear relaxation over all options gives bounds, and the options that matter (`core`). Its whole part, filled up, is
+the first placement, or what runs is, filled up in the same way, where that is better. A stage is then improved in
+steps: some models after others are placed anew, as an integer program with the devices that all others leave; and all
+of them at once, over the core, or over all options where these are few. There its proof is one for the whole problem.
+
+Each stage is kept while later ones are solved. Latency is kept within `LATENCY_TOLERANCE` of its *bound*: what the
+search left of it is not given away a second time.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fabrictool.base.errors import FabrictoolError
+from fabrictool.planner.formulation import Formulation
+from fabrictool.planner.highs import SearchLimits
+from fabrictool.planner.infeasible import explain_infeasible
+from fabrictool.planner.problem import PlacementProblem, Solution, StageResult
+from fabrictool.planner.program import PATIENCE
+from fabrictool.planner.solvers.core import core_of
+from fabrictool.planner.solvers.rounding import rounded
+from fabrictool.planner.stages import (
+    TIDYING,
+    TIE_BREAK,
+    TOLERANCE,
+    clean,
+    first_change,
+    in_order,
+    kept,
+    residual,
+    rounding,
+    user_stages,
+)
+from fabrictool.planner.work import PER_SECOND
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from fabrictool.planner.highs import Searched
+    from fabrictool.planner.problem import PoolKey
+    from fabrictool.planner.program import ProgramSolution
+    from fabrictool.planner.work import StepwiseWork
+
+TINY = 40
+"""Options up to which SCIP solves a stage to its proof in no time."""
+FEW = 450
+"""Options up to which all of them take part in the integer program."""
+NODES = (30, 1_000, 20_000)
+"""Of its tries, where all options take part: each begins anew, so each is so much larger than the one before."""
+NEAR = 0.1
+"""What runs is begun with where it is within so much of the relaxation rounded, in the first stage that differs."""
+AGAIN = 0.008
+"""Relative gap beyond which another try is worth its time."""
+CORE_NODES = (1,)
+"""Where only the core does: at the root most is found, and nothing is proved for the whole."""
+TIDYING_NODES = (20,)
+TINY_NODES = 20_000
+FIRST_NODES = 2000
+"""Of the search for any placement, where the rounded relaxation breaks a rule."""
+ENOUGH = {"served": 2e-3, "latency": 2.5e-3, "replicas": 0.02}
+"""Relative gap at which a stage ends, `CLOSE` for all others. Half of latency's tolerance is for finding it."""
+CLOSE = 1e-3
+TOGETHER, AT_ONCE = 200, 700
+"""Options of the models that are placed anew together, and the most of all that are."""
+MEDIATORS, MEDIATING = 6, 2
+"""Each party has so many of so many models with the largest demand."""
+PARTY_NODES, PARTY_GAP = 1, 2e-3
+"""Limits of one such program."""
+SLACK = 1e-7
+"""With which stages before are kept by each model, beyond their tolerance."""
+GAIN, FIRST_GAIN = 5e-4, 5e-3
+"""A sweep that gains less, of the value, is the last one of its stage; or of those before all are placed at once."""
+MOST_SWEEPS, TIDYING_SWEEPS = 20, 1
+STEPS_PER_UNIT = 8_000
+"""Of the simplex algorithm, times the options of the program, in a unit of work: measured, within a factor of two."""
+COLUMNS_PER_UNIT = 30
+"""Of a program that SCIP solves to `PARTY_NODES`."""
+LP_S = 600.0
+
+
+# Long: what a search has placed so far is one state, and each kind of step changes all of it.
+class PlacementSearch:
+    """One run over all objectives in turn, and what it has placed so far."""
+
+    # Wide: a problem, and how it is searched.
+    def __init__(
+        self,
+        problem: PlacementProblem,
+        solver: str,
+        work: StepwiseWork,
+        seed: int,
+        warm: Mapping[int, int] | None = None,
+    ) -> None:
+        """`warm`: counts by option to begin with, such as those of the last plan."""
+        problem = self._problem = _with_sites(problem)
+        self._solver, self._work, self._seed, self._warm = solver, work, seed, warm
+        self._rng = random.Random(f"large {seed}")
+        self._core = core_of(problem, LP_S, seed)
+        every = range(len(problem.options))
+        self._tiny, self._all = len(every) <= TINY, len(every) <= FEW
+        self._relaxed = Formulation(problem, every, whole=False)
+        self._whole = Formulation(problem, every if self._all else self._core.options, whole=True)
+        self._mine: dict[str, list[int]] = defaultdict(list)
+        for i in self._whole.chosen:
+            self._mine[problem.options[i].model].append(i)
+        self._counts: dict[int, int] = {}
+        self._loads: dict[int, float] = {}
+        self._values: dict[str, dict[str, float]] = {}
+        """Stage → model → value."""
+        self._limits: dict[str, dict[str, float]] = {}
+        """Of the stages before."""
+        self._bounds: dict[str, float] = {}
+        self._optimal = True
+        work.done(1)
+
+    def wants(self, name: str) -> bool:
+        """Whether a stage has anything to it. Equals are settled for good only where that takes no time."""
+        return bool(self._whole.terms(name)) and (self._tiny or name != TIE_BREAK)
+
+    def stage(self, name: str) -> Iterator[Solution]:
+        """Minimises one objective, and keeps it from then on."""
+        self._bounds[name] = self._bound(name)
+        if not self._values:
+            self._begin(name)
+        self._judge(name)
+        yield self._solution()
+        yield from self._improved(name)
+        total = self._total(name)
+        self._optimal = self._is_proved(name)
+        self._share_out(name, kept(name, total, self._bounds[name]))
+        for formulation in (self._relaxed, self._whole):
+            self._keep_limit(formulation, name, self._limits[name])
+
+    # -- where a stage begins -------------------------------------------------------------------------------------
+
+    def _bound(self, name: str) -> float:
+        """What no solution can be better than, with the earlier stages where they are."""
+        lowest = self._core.lowest
+        if name in lowest and all(
+            self._total(n) <= lowest.get(n, 0.0) + rounding(self._total(n)) for n in self._bounds
+        ):
+            return lowest[name]  # each stage before is at its own least
+        below = self._relaxed.minimise(name, seconds=LP_S, seed=self._seed)
+        if below is None and not self._values:
+            raise explain_infeasible(self._problem)
+        # There is a placement: that the relaxation denies it is a matter of digits, and leaves no bound but zero.
+        return below.objective if below is not None else 0.0
+
+    def _begin(self, name: str) -> None:
+        """The last plan, or what runs, filled up, or the relaxation rounded, which is taken where it is far better;
+        where all of these break a rule, whatever the integer solver finds first.
+        """
+        running = {i: self._problem.current.get(self._problem.options[i].key, 0) for i in self._whole.chosen}
+        starts = [self._filled_up(known) for known in (self._warm, running) if known and any(known.values())]
+        starts.append({i: count for i, count in self._core.rounded.items() if count})
+        best: Mapping[str, float] | None = None
+        for counts in starts:
+            values = self._worth(counts)
+            if values is not None and (best is None or self._is_far_better(values, best)):
+                self._counts, best = counts, values
+        if best is None:
+            answer = self._whole.minimise(name, seconds=LP_S, seed=self._seed, gap=CLOSE, nodes=FIRST_NODES)
+            if answer is None:
+                raise explain_infeasible(self._problem)
+            self._counts = self._whole.counts(answer)
+
+    def _filled_up(self, known: Mapping[int, int]) -> dict[int, int]:
+        usage = {i: float(known.get(i, 0)) for i in self._whole.chosen}
+        filled = rounded(self._problem, usage, self._core.distance)
+        return {i: count for i, count in filled.items() if count}
+
+    def _worth(self, counts: Mapping[int, int]) -> Mapping[str, float] | None:
+        """Values of the stages that users feel; None where the counts break a rule."""
+        loads = Formulation.of_counts(self._problem, counts, self._whole.chosen)
+        result = in_order(loads, user_stages(self._problem), seconds=LP_S, seed=self._seed)
+        return None if result is None else result[0]
+
+    def _is_far_better(self, values: Mapping[str, float], best: Mapping[str, float]) -> bool:
+        """So much that what runs is better forgotten: what is near can be improved, with fewer moves."""
+        change = first_change(best, values, user_stages(self._problem))
+        return change is not None and -change[1] > NEAR * values.get(change[0], 0.0)
+
+    def _loaded(self, name: str) -> tuple[Formulation, ProgramSolution] | None:
+        """The counts as they are, with the loads that are best for this stage."""
+        loads = Formulation.of_counts(self._problem, self._counts, self._whole.chosen)
+        self._keep_limits(loads, [need.model for need in self._problem.needs])
+        answer = loads.minimise(name, seconds=LP_S, seed=self._seed)
+        return None if answer is None else (loads, answer)
+
+    def _judge(self, name: str) -> None:
+        if not self._judged(name):
+            raise explain_infeasible(self._problem)
+
+    def _judged(self, name: str) -> bool:
+        """Sets loads and values; False when the counts cannot keep what was kept before."""
+        loaded = self._loaded(name)
+        if loaded is None:
+            return False
+        loads, answer = loaded
+        self._loads = loads.loads(answer)
+        self._values = {stage: loads.shares(stage, answer) for stage in (*self._limits, name)}
+        for stage, limits in self._limits.items():
+            self._share_out(stage, sum(limits.values()))
+        return True
+
+    def _total(self, name: str) -> float:
+        return sum(self._values[name].values())
+
+    def _gap(self, name: str) -> float:
+        """By how much of its value a stage is above its bound; dust is none."""
+        total = self._total(name)
+        above = total - self._bounds[name]
+        return 0.0 if above <= residual(self._problem, name, total) else above / abs(total)
+
+    def _is_proved(self, name: str) -> bool:
+        """Whether neither this stage nor any before it, of those that users feel, can be better."""
+        return self._optimal and (name in TIDYING or self._gap(name) <= 0.0)
+
+    def _share_out(self, name: str, limit: float) -> None:
+        """What all models may use of a stage, by what they do."""
+        values = self._values[name]
+        total = sum(values.values())
+        left = limit - total
+        self._limits[name] = {
+            model: value + left * (value / total if total else 1 / len(values)) for model, value in values.items()
+        }
+
+    # -- better ones ----------------------------------------------------------------------------------------------
+
+    def _improved(self, name: str) -> Iterator[Solution]:
+        if self._tiny:
+            yield from self._proved(name)
+            return
+        if not self._all:  # where they do, that is so quick that nothing else is tried before
+            yield from self._sweeps(name, FIRST_GAIN if self._tries(name) else GAIN)
+        for at, nodes in enumerate(self._tries(name)):
+            if self._is_enough(name) or (at and self._gap(name) <= AGAIN) or not self._work.more():
+                return
+            better = self._searched(name, nodes)
+            if better is None:
+                return
+            if better:
+                yield self._solution()
+                yield from self._sweeps(name)
+
+    def _tries(self, name: str) -> Sequence[int]:
+        if name in TIDYING:
+            return TIDYING_NODES if self._all else ()
+        return NODES if self._all else CORE_NODES if len(self._whole.chosen) <= AT_ONCE else ()
+
+    def _is_enough(self, name: str) -> bool:
+        return self._gap(name) <= ENOUGH.get(name, CLOSE)
+
+    def _proved(self, name: str) -> Iterator[Solution]:
+        if self._gap(name) <= 0.0 or not self._work.more():
+            return
+        answer = self._in_time(self._whole, name, nodes=TINY_NODES)
+        if answer is None:
+            return
+        self._bounds[name] = max(self._bounds[name], answer.bound)
+        if self._adopted(name, self._whole.counts(answer)):
+            yield self._solution()
+
+    def _searched(self, name: str, nodes: int) -> bool | None:
+        """One try for all that take part; whether it is better, None where nothing more is to be hoped for."""
+        result = self._by_highs(self._whole, name, ENOUGH.get(name, CLOSE), nodes)
+        if result is None:
+            return None
+        if self._all:
+            self._bounds[name] = max(self._bounds[name], min(result.bound, self._total(name)))
+        better = result.values is not None and self._adopted(name, self._whole.counts(result))
+        return None if result.ending in ("OPTIMAL", "INFEASIBLE") and not better else better
+
+    def _by_highs(self, program: Formulation, name: str, gap: float, nodes: int) -> Searched | None:
+        """One step; None where the clock ended it, or the engine died on it."""
+        limits = SearchLimits(gap, nodes, self._seed, min(LP_S, self._work.left_s()))
+        result = program.program.searched(program.terms(name), limits, self._work.left_s)
+        if result is not None and not result.in_time:
+            self._work.cut()
+            return None
+        self._work.done(1 if result is None else result.steps * len(program.chosen) // STEPS_PER_UNIT)
+        return result
+
+    def _adopted(self, name: str, counts: dict[int, int]) -> bool:
+        """Whether these counts are better; then they are the counts."""
+        before, total = (self._counts, self._limits, self._values, self._loads), self._total(name)
+        self._counts = counts
+        if self._judged(name) and self._total(name) < total - rounding(total):
+            return True
+        self._counts, self._limits, self._values, self._loads = before
+        return False
+
+    # -- a few models at a time -----------------------------------------------------------------------------------
+
+    def _sweeps(self, name: str, least: float = GAIN) -> Iterator[Solution]:
+        for _ in range(TIDYING_SWEEPS if name in TIDYING else MOST_SWEEPS):
+            before = self._total(name)
+            if self._is_enough(name):
+                return
+            yield from self._sweep(name)
+            if before - self._total(name) <= least * abs(before) or self._work.ended:
+                return
+
+    def _sweep(self, name: str) -> Iterator[Solution]:
+        """Every model once, in groups that chance puts together."""
+        former = dict(self._counts), {stage: dict(limits) for stage, limits in self._limits.items()}
+        for models in self._parties():
+            if not self._work.more():
+                break
+            self._place_anew(name, models)
+        if not self._judged(name):
+            # Parties share links by even parts, whatever others use of them: together they may ask for too much.
+            self._counts, self._limits = former
+            self._judge(name)
+        yield self._solution()
+
+    def _parties(self) -> list[list[str]]:
+        order = [need.model for need in self._problem.needs if self._mine[need.model]]
+        self._rng.shuffle(order)
+        parties: list[list[str]] = [[]]
+        size = 0
+        for model in order:
+            if size and size + len(self._mine[model]) > TOGETHER:
+                parties.append([])
+                size = 0
+            parties[-1].append(model)
+            size += len(self._mine[model])
+        return [party + self._mediators(party) for party in parties]
+
+    def _mediators(self, party: Sequence[str]) -> list[str]:
+        """Some of the models with the largest demand: they stand on many pools and can give way in each."""
+        largest = sorted(self._problem.needs, key=lambda need: (-need.rate, need.model))[:MEDIATORS]
+        names = [need.model for need in largest if self._mine[need.model]]
+        chosen = self._rng.sample(names, min(len(names), MEDIATING))
+        return [name for name in chosen if name not in party]
+
+    def _place_anew(self, name: str, models: Sequence[str]) -> None:
+        part, indices = self._part(models)
+        better = self._best(name, part, models)
+        if better is None:
+            return
+        counts, loads, answer = better
+        for at, i in enumerate(indices):
+            self._counts.pop(i, None)
+            if counts.get(at):
+                self._counts[i] = counts[at]
+        self._values[name] |= loads.shares(name, answer)
+        for stage, limits in self._limits.items():
+            # What one of them uses of another's limit, the other has no more.
+            used = loads.shares(stage, answer)
+            left = (sum(limits[model] for model in models) - sum(used.values())) / len(models)
+            limits |= {model: value + left for model, value in used.items()}
+
+    def _best(
+        self, name: str, part: PlacementProblem, models: Sequence[str]
+    ) -> tuple[dict[int, int], Formulation, ProgramSolution] | None:
+        """Better counts for a part, and the loads that show it; None when there are none."""
+        program = Formulation(part, range(len(part.options)), whole=True)
+        self._keep_limits(program, models)
+        rough = self._by_highs(program, name, PARTY_GAP, PARTY_NODES)
+        if rough is None or rough.values is None:
+            return None
+        # The integer solver's rows hold to a share of their size; loads are judged by the linear program.
+        counts = program.counts(rough)
+        loads = Formulation.of_counts(part, counts)
+        self._keep_limits(loads, models)
+        answer = loads.minimise(name, seconds=LP_S, seed=self._seed)
+        former = sum(self._values[name][model] for model in models)
+        if answer is None or loads.value(name, answer) >= former - TOLERANCE * max(1.0, abs(former)):
+            return None
+        return counts, loads, answer
+
+    def _in_time(self, program: Formulation, name: str, *, nodes: int, gap: float = 0.0) -> ProgramSolution | None:
+        """What SCIP finds within its limits; None where that is nothing, or the clock ended it."""
+        seconds = min(LP_S, max(0.0, self._work.left_s()) / PATIENCE)
+        try:
+            answer = program.minimise(name, seconds=seconds, seed=self._seed, gap=gap, nodes=nodes)
+        except FabrictoolError:  # nothing was found within the limits, or no numbers that can be trusted
+            answer = None
+        if self._work.left_s() <= 0.0 or (answer is not None and not answer.in_time):
+            self._work.cut()
+            return None
+        self._work.done(program.program.columns // COLUMNS_PER_UNIT)
+        return answer
+
+    def _keep_limits(self, formulation: Formulation, models: Iterable[str]) -> None:
+        for stage, limits in self._limits.items():
+            self._keep_limit(formulation, stage, {model: limits[model] for model in models})
+
+    def _keep_limit(self, formulation: Formulation, stage: str, limits: Mapping[str, float]) -> None:
+        """Every model may have used its own slack."""
+        formulation.keep(stage, sum(limit + SLACK * max(1.0, limit) for limit in limits.values()))
+
+    def _part(self, models: Sequence[str]) -> tuple[PlacementProblem, list[int]]:
+        """The problem of these models with what the others leave, and its options' indices in the whole."""
+        problem, members = self._problem, set(models)
+        indices = [i for i in self._whole.chosen if problem.options[i].model in members]
+        taken: Counter[tuple[PoolKey, int]] = Counter()
+        pools = {pool.key: pool for pool in problem.pools}
+        for i, count in self._counts.items():
+            if problem.options[i].model not in members:
+                for (key, size), blocks in problem.options[i].blocks.items():
+                    for smaller in range(1, size + 1):
+                        taken[key, smaller] += count * blocks * pools[key].parts_lost(size, smaller)
+        part = replace(
+            problem,
+            needs=tuple(need for need in problem.needs if need.model in members),
+            options=tuple(problem.options[i] for i in indices),
+            current={key: count for key, count in problem.current.items() if key[0] in members},
+            links=self._links_left(members),
+            taken=taken,
+        )
+        return part, indices
+
+    def _links_left(self, members: set[str]) -> dict[tuple[str, str], float]:
+        """What the hand-overs of other models leave of the links: an even part, as who uses which is not looked at."""
+        split = {o.model for o in self._problem.options if o.phase != "unified"}
+        share = len(split & members) / max(1, len(split))
+        return {link: octets * share for link, octets in self._problem.links.items()}
+
+    def _solution(self) -> Solution:
+        return Solution(
+            {i: count for i, count in sorted(self._counts.items()) if count},
+            self._loads,
+            tuple(
+                StageResult(n, clean(self._total(n)), clean(min(self._total(n), self._bounds[n]))) for n in self._values
+            ),
+            self._solver,
+            optimal=self._is_proved(list(self._values)[-1]) and not self._work.ended,
+            work=self._work.spent / PER_SECOND,
+            ended=self._work.ended,
+        )
+
+
+def _with_sites(problem: PlacementProblem) -> PlacementProblem:
+    """Over how many sites models are spread is asked of all options, also where only some of these take part."""
+    options = problem.options
+    sites = {need.model: len({options[i].pool.site for i in problem.of(need.model)}) for need in problem.needs}
+    return replace(problem, needs=tuple(replace(n, sites=n.sites or sites[n.model]) for n in problem.needs))

@@ -1,0 +1,134 @@
+"""P7: how soon how good, on fabrics and loads that are drawn anew at each run (`--seed` repeats one).
+
+Each row is one `fabrictool plan` of a synthetic fabric on which nothing runs, in a process of its own, with the "must"
+of the row for its budget: seconds by the wall and of processors, all included, and the gap of every stage to its bound.
+"yes" where seconds and the gaps of the stages that users feel are within the column; overload may be off by 3 %. The
+last row plans a fabric of 10,000 again after its demand grew by 3 %, from the placement before: a search alone.
+"""
+
+import argparse
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import yaml
+
+from fabrictool.blueprint import load
+from fabrictool.planner.build import build_problem
+from fabrictool.planner.instances import synthetic
+from fabrictool.planner.solvers.exact import ExactSolver
+
+LOADS = (0.4, 0.85, 1.1)
+OVERLOAD_GAP = 0.03
+FELT = ("served", "latency")
+ROWS = {
+    "32": ("3x2x32", True, (2, 0.02), (0.5, 0.01)),
+    "200": ("12x4x200", False, (10, 0.01), (3, 0.0)),
+    "1000": ("20x6x1000", False, (15, 0.01), (5, 0.005)),
+    "10000": ("142x12x10000", False, (60, 0.01), (30, 0.003)),
+    "20000": ("300x12x20000", False, (120, 0.015), (60, 0.005)),
+}
+"""Devices → (size, whether replicas may be split into phases, (seconds, gap) that must be, and that are aimed at)."""
+AGAIN = ("10000", (5, 0.01), (1, 0.01))
+
+
+def main(argv):
+    """Prints the table; 1 when a row is not as it must be."""
+    parser = argparse.ArgumentParser(prog="p7", description=__doc__.splitlines()[0])
+    parser.add_argument("sizes", nargs="*", help=f"of {', '.join(ROWS)}, again; default: all")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    options = parser.parse_args(argv)
+    sizes = options.sizes or [*ROWS, "again"]
+    print(f"seed {options.seed}, {os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f} as it begins\n")
+    print("| devices | load | wall s | processor s | work | gap of each stage | must | kept | aim | reached |")
+    print("|---|---|---|---|---|---|---|---|---|---|", flush=True)
+    rng, failed = random.Random(options.seed), False
+    for size in sizes:
+        if size != "again":
+            for load_ in LOADS:
+                failed |= _row(size, load_, rng.randrange(10**6))
+    if "again" in sizes:
+        failed |= _again(rng.randrange(10**6))
+    return int(failed)
+
+
+def _row(devices, load_, seed):
+    size, phases, must, aim = ROWS[devices]
+    with tempfile.TemporaryDirectory() as folder:
+        _write(folder, size, seed, load_, phases=phases)
+        began, used = time.monotonic(), _processor_s()
+        plan = subprocess.run(
+            [
+                *(sys.executable, "-m", "fabrictool.cli.main", "plan", "-b", f"{folder}/blueprint.yaml"),
+                *("--assume-empty", "--json", "--budget", f"{must[0]}s"),
+            ],
+            capture_output=True,
+            check=False,
+            env=os.environ | {"FABRICTOOL_STATE_DIR": f"{folder}/state", "FABRICTOOL_CACHE_DIR": f"{folder}/cache"},
+        )
+        seconds, used = time.monotonic() - began, _processor_s() - used
+    if plan.returncode:
+        print(f"| {devices} | {load_} | {seconds:.1f} | {used:.1f} | – | exit {plan.returncode} | | **no** | | |")
+        return True
+    certificate = json.loads(plan.stdout)["certificate"]
+    gaps = {stage["name"]: stage["gap"] for stage in certificate["stages"]}
+    return _print(f"{devices} | {load_}", seconds, used, certificate["work"], gaps, (must, aim), overload=load_ > 1)
+
+
+def _again(seed):
+    devices, must, aim = AGAIN
+    with tempfile.TemporaryDirectory() as folder:
+        _write(folder, ROWS[devices][0], seed, 0.85, phases=False)
+        loaded = load(Path(folder) / "blueprint.yaml", environment={})
+    problem, _ = build_problem(
+        loaded.blueprint, loaded.inventory, usable=list(loaded.inventory.clusters), unseen=(), current={}
+    )
+    *_, first = ExactSolver().solve(problem, deadline_s=30.0, seed=0)
+    grown = replace(
+        problem,
+        needs=tuple(replace(need, rate=1.03 * need.rate) for need in problem.needs),
+        current={problem.options[i].key: count for i, count in first.counts.items()},
+    )
+    began, used = time.monotonic(), _processor_s() + time.process_time()
+    *_, last = ExactSolver(lambda: began + must[0] - time.monotonic()).solve(grown, deadline_s=1e6, seed=0)
+    seconds, used = time.monotonic() - began, _processor_s() + time.process_time() - used
+    gaps = {s.name: (s.objective - s.bound) / s.objective if s.objective - s.bound > 1e-3 else 0.0 for s in last.stages}
+    moves = next(stage.objective for stage in last.stages if stage.name == "moves")
+    title = f"{devices}, {sum(first.counts.values())} run, +3 %: {moves:.0f} moves | 0.85"
+    return _print(title, seconds, used, round(100 * last.work), gaps, (must, aim), overload=False)
+
+
+def _write(folder, size, seed, load_, *, phases):
+    for name, document in synthetic.documents(synthetic.parse(size), seed, load_).items():
+        if phases and name == "blueprint.yaml":
+            for model in document["models"].values():
+                model["phases"] = "any"
+        (Path(folder) / name).write_text(yaml.safe_dump(document, sort_keys=False))
+
+
+def _processor_s():
+    """Of all processes that this one has waited for."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return children.ru_utime + children.ru_stime
+
+
+def _print(title, seconds, used, work, gaps, limits, *, overload):
+    shown = ", ".join(f"{name} {gap:.2%}" for name, gap in gaps.items())
+    cells = []
+    for most_s, most_gap in limits:
+        within = max(most_gap, OVERLOAD_GAP) if overload and most_gap >= 0.01 else most_gap
+        kept = seconds <= most_s and all(gaps.get(name, 0.0) <= within for name in FELT)
+        cells += [f"{most_s} s, {within:.1%}", "yes" if kept else "**no**"]
+    print(f"| {title} | {seconds:.1f} | {used:.1f} | {work} | {shown} | {' | '.join(cells)} |", flush=True)
+    return cells[1] != "yes"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
