@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import io
+import select
+import sys
 import time
 from typing import TYPE_CHECKING, ClassVar
 
@@ -140,6 +142,8 @@ class Top(App[None]):
                 await asyncio.to_thread(self._write, encode_sighting(look))
             self.looked.set()
             self.redraw()
+            if not self.is_headless and hung_up():
+                self.exit(return_code=1)
             await asyncio.sleep(self._interval)
 
     def _write(self, line: bytes) -> None:
@@ -297,6 +301,16 @@ class Top(App[None]):
         console = Console(width=width, height=height, file=io.StringIO(), record=True, color_system=None)
         console.print(self.screen._compositor.render_update(full=True))  # noqa: SLF001 - export_screenshot's way
         return "\n".join(line.rstrip() for line in console.export_text().splitlines()).rstrip()
+
+
+def hung_up() -> bool:
+    """Whether the terminal is gone, as when a window was closed: nobody hears of that who has it from elsewhere."""
+    poll = select.poll()
+    try:
+        poll.register(sys.__stdin__ or 0, 0)
+        return any(event & select.POLLHUP for _, event in poll.poll(0))
+    except (OSError, ValueError):  # there is none
+        return False
 
 
 def run(feed: Feed | Playback, interval_s: float, *, record: BinaryIO | None = None, screen: str = "overview") -> None:

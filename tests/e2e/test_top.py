@@ -104,6 +104,13 @@ def test_top_in_a_terminal_records_what_a_killed_replica_looked_like(fabric_bed)
     assert f"replay 1/{len(sightings)}" in shown
 
 
+def test_a_terminal_that_is_gone_ends_it(fabric_bed):
+    top = Terminal(fabric_bed, "top", "--demo", "--interval", "0.2s")
+    top.until("made-up")
+    os.close(top.ours)
+    assert top.process.wait(timeout=60) is not None
+
+
 def test_a_snapshot_of_a_running_fabric_and_of_none(fabric_bed):
     bed = fabric_bed
     bed.write(replicas=1)
