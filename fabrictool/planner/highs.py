@@ -12,6 +12,7 @@ import math
 import multiprocessing
 import os
 import signal
+import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -76,7 +77,8 @@ def searched(program: MixedProgram, limits: SearchLimits, left_s: Callable[[], f
     if _process.is_impossible():
         return _answer(program, limits)
     try:
-        return _process.ask(program, limits, left_s)
+        with _process.lock:  # threads take turns
+            return _process.ask(program, limits, left_s)
     except (EOFError, OSError):
         _process.end()
         return _answer(program, limits) if _process.is_impossible() else None
@@ -93,6 +95,7 @@ class _EngineProcess:
         self._pipe: Connection | None = None
         self._owner = 0
         self._answers = 0
+        self.lock = threading.RLock()
 
     def is_impossible(self) -> bool:
         """Whether this process may have none of its own, such as a worker of Dask, or a program that cannot be imported
@@ -143,7 +146,8 @@ atexit.register(_process.end)
 def prepare() -> None:
     """Start the process, so that it is there when it is wanted."""
     if not _process.is_impossible():
-        _process.start()
+        with _process.lock:
+            _process.start()
 
 
 def _serve(pipe: Connection) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -53,6 +54,15 @@ def test_a_process_that_died_is_started_anew():
     highs._process._process.join()
     assert program.searched(terms, LIMITS, never) is None
     assert program.searched(terms, LIMITS, never).ending == "OPTIMAL"
+
+
+def test_threads_take_turns():
+    def answer(_):
+        program, terms = knapsack()
+        return program.searched(terms, LIMITS, never).ending
+
+    with ThreadPoolExecutor(4) as threads:
+        assert set(threads.map(answer, range(40))) == {"OPTIMAL"}
 
 
 def test_where_there_can_be_no_process_it_is_done_here(monkeypatch):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SMALL = 1500
 """Options up to which whoever solves a problem again and again may use it."""
-NAME = "exact (HiGHS, SCIP and GLOP in OR-Tools)"
+NAME = "exact (HiGHS in OR-Tools)"
 
 
 class ExactSolver:
