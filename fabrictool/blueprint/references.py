@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from fabrictool.base.errors import Problem
 from fabrictool.base.plugins import ROUTING_POLICIES as PLUGINS
 from fabrictool.base.plugins import plugin_names
+from fabrictool.base.units import Rate
 from fabrictool.blueprint.architecture_check import ArchitectureCheck, unknown_model_hint
 from fabrictool.blueprint.complaints import choices, masked, meant
 from fabrictool.blueprint.gateway_check import GatewayCheck
@@ -177,7 +178,8 @@ class BlueprintCheck(ReferenceCheck):
             hint = "leave `parallelism` out, or make each a model of its own"
             self.say("FT1278", where, "several models share one engine on one device", hint)
         for name, its in wanted.companions.items():
-            if its.demand is not None and wanted.demand is None:
+            own = wanted.demand
+            if its.demand is not None and (own is None or own.rate == Rate(0)):
                 message = "it counts in proportion to the model's own demand, and there is none"
                 self.say("FT1278", (*where, name, "demand"), message, "add `demand` to the model")
             self._companion((*where, name), wanted, wanted.companion(name))

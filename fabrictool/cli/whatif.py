@@ -149,7 +149,7 @@ def _complaint(models: Sequence[ModelForecast]) -> str:
 
 HEADINGS = {
     "served": "unserved",
-    "survived": "lost at worst",
+    "survived": "by losses",
     "slo": "misses SLO",
     "excess": "over SLO",
     "latency": "in system",

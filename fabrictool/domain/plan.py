@@ -181,8 +181,9 @@ class ModelForecast(msgspec.Struct, frozen=True, kw_only=True):
     undecided: tuple[str, ...] = ()
     """SLO targets of which the replay cannot tell whether they are met, in words."""
     slo: Verdict = ""
-    judge: Literal["replay", "closed form", ""] = ""
-    """Who gave the verdict: the replay, where there is one."""
+    judge: Literal["replay", "closed form", "turns", ""] = ""
+    """Who gave the verdict: the replay, where there is one; "turns": an engine of several models, played as it gives
+    them turns, with mean lengths."""
     overruled: Verdict = ""
     """What the closed form says, where the replay says the opposite."""
     survival: Survival | None = None

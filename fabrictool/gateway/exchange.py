@@ -34,7 +34,7 @@ from fabrictool.routing.affinity import preferred
 from fabrictool.routing.candidates import ready
 from fabrictool.routing.ejection import available
 from fabrictool.routing.making_room import MOST_MOVES, RunningStream
-from fabrictool.routing.protocol import LOST, RequestOutcome
+from fabrictool.routing.protocol import LOST, PASSED_OVER, RequestOutcome
 from fabrictool.workload.prefixes import BLOCK_TOKENS
 
 if TYPE_CHECKING:
@@ -313,10 +313,12 @@ class Exchange:
             return
         self._left = status == HTTPStatus.SERVICE_UNAVAILABLE and any(name == LEFT_HEADER for name, _ in headers)
         full = status == HTTPStatus.SERVICE_UNAVAILABLE and any(name == _FULL_HEADER for name, _ in headers)
-        if status >= 500 and not self._left and not full:
+        if full:
+            self._attempt_began = now  # that it took until now is no slow failure: whoever is left is asked
+        elif status >= 500 and not self._left:
             target.ejection.failed(now)
         if status in _RETRIED_STATUS and self._may_retry(now):
-            self._drop_attempt()
+            self._drop_attempt(PASSED_OVER if full else LOST)
             self._attempt(str(status))
             return
         if status < 500:

@@ -79,12 +79,13 @@ def _model(
     slo = blueprint.models[need.model].slo
     verdict: Verdict = ""
     overruled: Verdict = ""
-    judge: Literal["replay", "closed form", ""] = ""
+    judge: Literal["replay", "closed form", "turns", ""] = ""
     misses: list[str] = []
     undecided: tuple[str, ...] = ()
     if criteria(slo):
         # The replay is trusted wherever there is one: it has the lengths' spread and the routing's chance in it.
-        judge = "replay" if played is not None or any(option.shared for option, *_ in mine) else "closed form"
+        judge = "turns" if any(option.shared for option, *_ in mine) else "closed form"
+        judge = judge if played is None else "replay"
         formula = slo_misses(slo, worst) if count else ["no replica"]
         misses = formula if played is None else list(played.misses)
         undecided = () if played is None else played.undecided

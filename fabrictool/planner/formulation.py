@@ -13,8 +13,8 @@ idle, :math:`k_o = \sum_l x_{ol} \in \mathbb{N}` replicas, :math:`u_m \ge 0` req
   pools of any outage; prefill replicas do not count towards it
 * phases      what prefill options of a pool get is handed to decode options of the pools that it reaches, and all that
   crosses the link between two sites fits it
-* survival    whichever loss happens (`planner.survival`), what is left and :math:`v_m \ge 0` take the demand; of a
-  node, a column in :math:`\{0, 1\}` says whether less is lost with what it can hold or with all that its pool has
+* survival    for each loss l (`planner.survival`), what is left and :math:`v_{ml} \ge 0` take the demand; of a node, a
+  column in :math:`\{0, 1\}` says whether less is lost with what it can hold or with all that its pool has
 * pins, and with *spread* at most :math:`\lceil \sum k_o / S \rceil` replicas a site
 * counts of clusters that do not answer are fixed
 
@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
     from fabrictool.domain.specs import Phase
     from fabrictool.planner.highs import Searched
-    from fabrictool.planner.problem import ModelNeed, Option, PlacementProblem, Pool, PoolKey
-    from fabrictool.planner.survival import Loss
+    from fabrictool.planner.problem import ModelNeed, PlacementProblem, Pool, PoolKey
+    from fabrictool.planner.survival import Reserve
 
 INFINITY = math.inf
 
@@ -73,7 +73,7 @@ class Formulation:
         self._levels: dict[int, list[int]] = {}
         self._count: dict[int, int] = {}
         self._unserved: dict[str, int] = {}
-        self._lost: dict[str, int] = {}
+        self._lost: Terms = []
         self._handed: dict[tuple[str, PoolKey, PoolKey], int] = {}
         by_model: dict[str, list[int]] = defaultdict(list)
         blocks: dict[PoolKey, list[tuple[int, int, int]]] = defaultdict(list)
@@ -258,48 +258,57 @@ class Formulation:
                 program.row(-INFINITY, 0, [*these, *[(c, -most * w) for c, w in those]])
 
     def _survival_rows(self, need: ModelNeed, mine: list[int]) -> None:
-        """A column for what the worst loss leaves unserved, and a row for each loss and what has to be left."""
+        """A column for what each loss leaves unserved of each thing that has to be left, and the rows that say so."""
         if need.survive is None:
             return
-        options = {i: self.problem.options[i] for i in mine}
-        self._lost[need.model] = lost = self._column(need.model, 0, INFINITY)
+        # Also those that are not chosen: what cannot survive does not hang on what a search looks at.
+        options = {i: self.problem.options[i] for i in self.problem.of(need.model)}
         pools = {pool.key: pool for pool in self.problem.pools}
         pools |= {pool.key: pool for option in options.values() for pool in option.pools}
+        chosen = set(mine)
         for reserve in reserves(need, options):
-            every = {i: self._weighed(i, weight) for i, weight in reserve.weights.items()}
-            lacking = [(lost, 1.0 / reserve.unit)]
+            every = {i: self._weighed(i, weight) for i, weight in reserve.weights.items() if i in chosen}
             for loss in losses(need.survive, pools.values()):
-                left = [term for i, terms in every.items() if not stands_in(options[i], loss) for term in terms]
-                if not loss.node:
-                    self.program.row(reserve.target, INFINITY, [*left, *lacking])
+                if not reserve.can_survive(options, loss):
                     continue
-                (key,) = loss.pools
-                most = lost_with_a_node(reserve, options, pools[key])
-                self._node_rows(need.model, reserve.target, most, left, lacking, every, loss, options)
+                column = self._column(need.model, 0, INFINITY)
+                self._lost.append((column, need.priority))
+                lacking = [(column, 1.0 / reserve.unit)]
+                if loss.node:
+                    (key,) = loss.pools
+                    self._node_rows(need, reserve, pools[key], every, lacking)
+                else:
+                    left = [term for i, terms in every.items() if not stands_in(options[i], loss) for term in terms]
+                    self.program.row(reserve.target, INFINITY, [*left, *lacking])
 
-    # Wide: a row's parts.
     def _node_rows(
-        self,
-        model: str,
-        target: float,
-        most: float,
-        left: Terms,
-        lacking: Terms,
-        every: Mapping[int, Terms],
-        loss: Loss,
-        options: Mapping[int, Option],
+        self, need: ModelNeed, reserve: Reserve, pool: Pool, every: Mapping[int, Terms], lacking: Terms
     ) -> None:
-        """All but what a node can hold is left, or what is elsewhere, whichever is more."""
+        """All but what a node can hold is left, or what is elsewhere, whichever is more.
+
+        What a node can hold is bounded by the densest option that has a replica there.
+        """
+        options, target = self.problem.options, reserve.target
+        here = {i: size for i in every for (key, size), _ in options[i].blocks.items() if key == pool.key}
         whole = [term for terms in every.values() for term in terms]
+        left = [term for i, terms in every.items() if i not in here for term in terms]
         if self._given is not None:
-            here = [i for i in every if stands_in(options[i], loss)]
-            held = math.fsum(weight * self._given.get(i, 0) for i in here for _, weight in every[i][:1])
+            placed = {i: options[i] for i in every if self._given.get(i)}
+            held = math.fsum(reserve.weights[i] * self._given.get(i, 0) for i in here)
+            most = lost_with_a_node(replace(reserve, weights={i: reserve.weights[i] for i in placed}), placed, pool)
             terms, least = (whole, target + most) if held >= most else (left, target)
             self.program.row(least, INFINITY, [*terms, *lacking])
             return
-        side = self._column(model, 0, 1, whole=True)
+        dense = {i: reserve.weights[i] * pool.devices_per_node / size for i, size in here.items()}
+        most = max(dense.values(), default=0.0)
+        side = self._column(need.model, 0, 1, whole=True)
+        gone = self._column(need.model, 0, most)
+        for i, held in dense.items():
+            there = self._column(need.model, 0, 1, whole=True)
+            self.program.row(0, INFINITY, [(there, float(need.maximum)), *[(c, -w) for c, w in self.count(i)]])
+            self.program.row(0, INFINITY, [(gone, 1.0), (there, -held)])
         self.program.row(target, INFINITY, [*left, *lacking, (side, target)])
-        self.program.row(0, INFINITY, [*whole, *lacking, (side, -(target + most))])
+        self.program.row(-most, INFINITY, [*whole, *lacking, (gone, -1.0), (side, -(target + most))])
 
     def _weighed(self, i: int, weight: float) -> Terms:
         return [(column, weight * its) for column, its in self.count(i)]
@@ -335,8 +344,7 @@ class Formulation:
             case "served":
                 return [(self._unserved[need.model], need.priority) for need in self.problem.needs]
             case "survived":
-                priority = {need.model: need.priority for need in self.problem.needs}
-                return [(column, priority[model]) for model, column in self._lost.items()]
+                return self._lost
             case "slo":
                 return [
                     (column, level.rate)

@@ -79,7 +79,7 @@ def plan(
     """
     evidence = evidence.within(inventory)
     for question in options.why_not:
-        checked(question, sorted(blueprint.models), pools_of(inventory))
+        checked(question, sorted(blueprint.models), pools_of(inventory), blueprint.bases)
     chosen = _chosen(situation_of(blueprint, inventory, evidence, now), options, evidence.observed)
     situation, problem, solution, placement = chosen.situation, chosen.problem, chosen.solution, chosen.placement
     keys = evidence.keys_of(blueprint)
@@ -113,6 +113,7 @@ def plan(
             *(["the explanation was cut short"] if cut else ()),
             *(f"{warning.code} {warning.message}" for warning in warnings),
             *unserved_groups(blueprint, inventory, placement, node_loss=options.node_loss),
+            *_lone_entrances(blueprint, inventory),
             *_without_hours(blueprint),
             *_open_networks(wanted.values()),
             *_ending_providers(evidence, now),
@@ -131,7 +132,7 @@ def _asked(
     if options.explain:
         yield from explanation(situation, problem, solution, currency, options.seed)
     for question in options.why_not:
-        yield from answers(problem, solution, question, currency, options.seed)
+        yield from answers(problem, solution, question, currency, options.seed, situation.blueprint.bases)
 
 
 def destruction(blueprint_digest: str, evidence: Evidence) -> tuple[Plan, list[Problem]]:
@@ -225,6 +226,20 @@ def _ending_providers(evidence: Evidence, now: float) -> list[str]:
         f" `fabrictool trust issue {name}` renews it"
         for name, left in ending.items()
     ]
+
+
+def _lone_entrances(blueprint: Blueprint, inventory: Inventory) -> list[str]:
+    """Models that are to survive what every gateway for clients would be lost with."""
+    places = {gateway.cluster for gateway in blueprint.every_gateway.values() if gateway.listen is not None}
+    sites = {inventory.clusters[name].site for name in places}
+    providers = {inventory.sites[site].provider for site in sites}
+    warnings = []
+    for name, model in sorted(blueprint.models.items()):
+        among = {"site": sites, "provider": providers}.get(model.survive or "")
+        if among is not None and len(among) == 1:
+            where = f"every gateway for clients is with {min(among)}"
+            warnings.append(f"{name} is to survive the loss of any {model.survive}, but {where}")
+    return warnings
 
 
 def _without_hours(blueprint: Blueprint) -> list[str]:

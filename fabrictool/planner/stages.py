@@ -23,7 +23,7 @@ TIDYING = ("moves", "replicas", TIE_BREAK)
 """Stages that choose among placements which are equally good to their users."""
 NOUNS = {
     "served": "unserved demand",
-    "survived": "demand unserved after the worst loss",
+    "survived": "demand unserved after its losses, one by one,",
     "slo": "load that misses the SLO",
     "excess": "load times its distance from the SLO",
     "preference": "replicas against the wishes of `place`",

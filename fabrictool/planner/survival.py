@@ -8,7 +8,7 @@ replicas: with a node a partition loses as much as a node can hold of the model,
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 from fabrictool.domain.plan import LossKind
@@ -42,6 +42,12 @@ class Reserve:
     target: float
     unit: float
     """Requests/s that count as unserved for each unit that lacks."""
+    whose: str = ""
+    """Of a group of consumers: the providers that may serve it; "": it is the demand of all."""
+
+    def can_survive(self, options: Mapping[int, Option], loss: Loss) -> bool:
+        """Whether any placement can: a group that only one provider may serve has nobody left without it."""
+        return loss.node or any(not stands_in(options[i], loss) for i in self.weights)
 
 
 def losses(kind: LossKind, pools: Iterable[Pool]) -> list[Loss]:
@@ -61,7 +67,8 @@ def losses(kind: LossKind, pools: Iterable[Pool]) -> list[Loss]:
 def reserves(need: ModelNeed, options: Mapping[int, Option]) -> Iterator[Reserve]:
     """What has to be left of a model with these options."""
     rate = need.rate or 1.0
-    for side in SIDES:
+    unified = all(option.phase == "unified" for option in options.values())
+    for side in SIDES[: 1 if unified else None]:
         mine = {i: option for i, option in options.items() if option.phase in ("unified", side)}
         if need.rate:
             yield Reserve({i: after_loss(option) for i, option in mine.items()}, need.rate, 1.0)
@@ -72,12 +79,12 @@ def reserves(need: ModelNeed, options: Mapping[int, Option]) -> Iterator[Reserve
                 if allowed is None or all(pool.provider in allowed for pool in option.pools)
             }
             if permitted:  # a group that nobody may serve is told of elsewhere, whatever is lost
-                yield Reserve(permitted, 1.0, rate)
+                yield Reserve(permitted, 1.0, rate, "" if allowed is None else ", ".join(sorted(allowed)))
 
 
 def after_loss(option: Option) -> float:
-    """Requests/s that a replica takes when others are gone: as many as keep the SLO, or all if none do."""
-    return max((level.rate for level in option.levels if level.attains), default=option.levels[-1].rate)
+    """Requests/s that a replica takes within the SLO when others are gone; 0: it keeps that under no load."""
+    return max((level.rate for level in option.levels if level.attains), default=0.0)
 
 
 def lost_with_a_node(reserve: Reserve, options: Mapping[int, Option], pool: Pool) -> float:
@@ -109,12 +116,11 @@ def worst_loss(problem: PlacementProblem, need: ModelNeed, counts: Mapping[int, 
     }
     worst: tuple[Loss | None, float] = (None, 0.0)
     for loss in losses(need.survive, pools.values()) if need.survive is not None else ():
-        short = max(
-            (unserved(reserve, options, counts, loss, pools) for reserve in reserves(need, options)),
-            default=0.0,
-        )
-        if short > worst[1] + 1e-9:
-            worst = loss, min(short, need.rate or math.inf)
+        for reserve in reserves(need, options):
+            short = unserved(reserve, options, counts, loss, pools)
+            if short > worst[1] + 1e-9:
+                for_whom = f", for those whom only {reserve.whose} may serve," if reserve.whose else ""
+                worst = replace(loss, words=loss.words + for_whom), min(short, need.rate or math.inf)
     return worst
 
 

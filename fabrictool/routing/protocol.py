@@ -83,6 +83,8 @@ class RequestOutcome:
 
 
 LOST = RequestOutcome(answered=False)
+PASSED_OVER = RequestOutcome(answered=True)
+"""It had no room for the request in time, and said so: another one is asked."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,10 @@ if TYPE_CHECKING:
 
 KIND = "cpu"
 LEAST, MOST = 100, 1_000
-"""Requests that are played: of the model itself at least, of all models at most."""
+"""Requests that are played: of the model itself, as long as that makes no more than `TOGETHER` of all."""
+TOGETHER = 3_000
+FEWEST = 20
+"""Of each model with a demand, however seldom it is asked for."""
 FILLING = 0.1
 """Share of the time played in which the engine fills, and that does not count."""
 DROPPED_S = 3600.0
@@ -138,10 +141,11 @@ class Shared:
         others = [rate * part.demand.rate / own.demand.rate if own.demand.rate else 0.0 for part in self.parts[1:]]
         rates = [rate, *others]
         count = max(LEAST, int(MOST * rate / sum(rates)))
-        requests, answers = self._requests(rates, count / rate)
+        until = min(count / rate, TOGETHER / sum(rates))
+        requests, answers = self._requests(rates, until)
         loop = _TimedLoop(NodeSharing([self._node()], self._models(), self._options()), answers)
         loop.run(requests)
-        counted = [request for request in requests if request.began >= FILLING * count / rate]
+        counted = [request for request in requests if request.began >= FILLING * until]
         by_model = [[r for r in counted if r.model == str(number)] for number in range(len(self.parts))]
         seen = [_seen(some, loop, answers) for some in by_model]
         worst = np.max([figures for figures, _, _ in seen], axis=0)
@@ -153,9 +157,13 @@ class Shared:
         rng, arrivals = random.Random(0), []
         for number, rate in enumerate(rates):
             at = rng.expovariate(rate) if rate > 0.0 else until
+            mine = []
             while at < until:
-                arrivals.append((at, number))
+                mine.append(at)
                 at += rng.expovariate(rate)
+            if rate > 0.0 and len(mine) < FEWEST:  # so seldom that hardly one comes: some are looked at all the same
+                mine = [until * (n + 0.5) / FEWEST for n in range(FEWEST)]
+            arrivals += [(at, number) for at in mine]
         requests, answers = [], {}
         for index, (at, number) in enumerate(sorted(arrivals)):
             demand = self.parts[number].demand

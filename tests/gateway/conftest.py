@@ -43,6 +43,8 @@ class FakeEngine:
         self.answer_id = "c"
         self.cancelled = asyncio.Event()
         self.release = asyncio.Event()
+        self.before = lambda: None
+        """Called before it says that it is full."""
 
     async def start(self):
         app = web.Application()
@@ -63,6 +65,7 @@ class FakeEngine:
         if self.mode == "503":
             return web.json_response({"error": {"message": "busy"}}, status=503)
         if self.mode == "full":
+            self.before()
             answer = {"error": {"message": "nobody could begin this request in time", "code": "no_room_in_time"}}
             return web.json_response(answer, status=503, headers={FULL_HEADER: "yes"})
         if self.mode == "400":

@@ -77,6 +77,24 @@ async def test_a_server_that_has_no_room_in_time_is_passed_over_and_not_put_out(
         assert (await ask(bed, http)).status == 200, "no time had to pass"
 
 
+async def test_every_server_is_asked_however_long_full_ones_took_to_say_so(make_bed):
+    engines = [FakeEngine(str(number)) for number in range(N)]
+    for engine in engines:
+        await engine.start()
+        engine.mode = "full"
+    engines[0].mode = "ok"
+    bed = await make_bed().start("round-robin", retries=0, nodes=[StaticNode(e.url, ["m"], "alpha") for e in engines])
+    for engine in engines[1:]:
+        engine.before = lambda: bed.clock.advance(4.0)  # longer than what counts as a slow failure
+    async with session(bed) as http:
+        for _ in range(N):
+            async with ask(bed, http) as answer:
+                assert (await answer.json())["choices"][0]["message"]["content"] == "from 0"
+    for engine in engines:
+        await engine.stop()
+    await bed.stop()
+
+
 async def raw_engine(answers):
     """A server whose connections give one of these answers a request, and close after `None`."""
     connections = []

@@ -90,7 +90,7 @@ def test_what_companions_ask_takes_replicas_that_the_model_alone_would_not_need(
     busy = planned(loaded(tmp_path, {"a": "{rate: 2 req/s, input: 200 tok, output: 50 tok}"}))
     assert len(busy.placement.replicas) > 1
     (forecast,) = busy.forecast.models
-    assert (forecast.slo, forecast.judge) == ("meets", "replay")
+    assert (forecast.slo, forecast.judge) == ("meets", "turns")
 
 
 def test_a_companion_is_planned_in_the_share_of_time_that_its_demand_costs(tmp_path):

@@ -22,7 +22,7 @@ from fabrictool.planner.stages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from fabrictool.planner.problem import Option, PlacementProblem, Solution
 
@@ -130,22 +130,30 @@ def alternative_sentences(problem: PlacementProblem, solution: Solution, currenc
 
 def instead(problem: PlacementProblem, solution: Solution, option: int, currency: str, seed: int) -> str:
     """What one replica there would cost, in whole replicas where that can be found out soon."""
-    bound = "equally good by the LP bound; whole replicas can cost more"
     if len(problem.options) > FEW:
-        return bound
+        return "equally good by the LP bound; whole replicas can cost more"
+    return with_one_of(problem, solution, [option], currency, seed)[0]
+
+
+def with_one_of(
+    problem: PlacementProblem, solution: Solution, options: Sequence[int], currency: str, seed: int
+) -> tuple[str, int | None]:
+    """What it would cost to have at least one replica of one of these options, and of which that would be."""
     there = Formulation(problem, range(len(problem.options)), whole=True)
-    there.program.row(1, INFINITY, there.count(option))
+    there.program.row(1, INFINITY, [term for option in options for term in there.count(option)])
     names = [*user_stages(problem), "moves", "replicas"]
     try:
         result = in_order(there, names, seconds=SECONDS, seed=seed)
     except FabrictoolError:
-        return bound
+        return "equally good by the LP bound; whole replicas can cost more", None
     if result is None:
-        return "the rules leave no room for a replica there"
+        return "the rules leave no room for a replica there", None
+    counts = there.counts(result[1])
+    chosen = next((option for option in options if counts.get(option)), None)
     change = first_change(values_of(solution), result[0], names)
     if change is None:
-        return "equally good"
-    return f"a replica there would mean {amount(change[0], change[1], currency)} more {NOUNS[change[0]]}"
+        return "equally good", chosen
+    return f"a replica there would mean {amount(change[0], change[1], currency)} more {NOUNS[change[0]]}", chosen
 
 
 def _differences(problem: PlacementProblem, chosen: Mapping[int, int], other: Mapping[int, int]) -> str:

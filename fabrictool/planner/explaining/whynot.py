@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import re
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import UsageError
-from fabrictool.planner.explaining.alternatives import FEW, instead
+from fabrictool.planner.explaining.alternatives import FEW, with_one_of
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.stages import NOUNS, TIE_BREAK, TOLERANCE, amount, number, stage_names, tolerance, where
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from fabrictool.planner.problem import Option, PlacementProblem, Pool, Solution
 
 MOST_PLACES = 6
 """Partitions that are answered for one by one."""
+NO_BASES: Mapping[str, str] = MappingProxyType({})
 _QUESTION = re.compile(r"\s*(?P<model>\S+)\s+on\s+(?P<place>\S+)\s*")
 
 
-def checked(question: str, models: Sequence[str], pools: Sequence[Pool]) -> tuple[str, list[Pool]]:
-    """(model, partitions that are meant).
+def checked(
+    question: str, models: Sequence[str], pools: Sequence[Pool], bases: Mapping[str, str] = NO_BASES
+) -> tuple[str, list[Pool]]:
+    """(model, partitions that are meant); of what `bases` says that another model's replicas serve, that model.
 
     Raises
     ------
@@ -31,7 +35,7 @@ def checked(question: str, models: Sequence[str], pools: Sequence[Pool]) -> tupl
     match = _QUESTION.fullmatch(question)
     if match is None:
         raise UsageError.of("FT2015", f"{question!r} is not a question", hint='such as "chat on h100-sxm"')
-    model, place = match["model"], match["place"]
+    model, place = bases.get(match["model"], match["model"]), match["place"]
     if model not in models:
         raise UsageError.of("FT2015", f"{question}: there is no model {model!r}", hint=f"one of: {_some(models)}")
     meant = [pool for pool in pools if place in _names(pool)]
@@ -42,9 +46,17 @@ def checked(question: str, models: Sequence[str], pools: Sequence[Pool]) -> tupl
     return model, meant
 
 
-def answers(problem: PlacementProblem, solution: Solution, question: str, currency: str, seed: int) -> Iterator[str]:
+# Wide: what was chosen, what is asked, and how it is told.
+def answers(
+    problem: PlacementProblem,
+    solution: Solution,
+    question: str,
+    currency: str,
+    seed: int,
+    bases: Mapping[str, str] = NO_BASES,
+) -> Iterator[str]:
     """A sentence for each partition that is meant. Raises as `checked`."""
-    model, pools = checked(question, [need.model for need in problem.needs], problem.pools)
+    model, pools = checked(question, [need.model for need in problem.needs], problem.pools, bases)
     for pool in pools[:MOST_PLACES]:
         yield f"{model} on {'/'.join(pool.key)}: {_answer(problem, solution, model, pool, currency, seed)}"
     left = len(pools) - MOST_PLACES
@@ -64,6 +76,10 @@ def _answer(problem: PlacementProblem, solution: Solution, model: str, pool: Poo
         mine = [text for text in refusals if text.startswith(f"{'/'.join(pool.key)} ")]
         return f"it cannot be: the partition {mine[0].partition(' ')[2]}" if mine else "it cannot be"
     best = min(here, key=lambda i: (_misses(problem.options[i]), problem.options[i].cost / problem.options[i].capacity))
+    loss = ""
+    if len(problem.options) <= FEW:  # the option that suits this demand, not that of a full replica
+        loss, chosen = with_one_of(problem, solution, here, currency, seed)
+        best = best if chosen is None else chosen
     option = problem.options[best]
     facts = [f"a replica on {where(option)} takes {number(option.capacity)} req/s"]
     if option.cost:
@@ -74,9 +90,7 @@ def _answer(problem: PlacementProblem, solution: Solution, model: str, pool: Poo
         facts.append(
             f"it keeps the SLO up to {number(attained)} req/s" if attained else "it misses the SLO under any load"
         )
-    small = len(problem.options) <= FEW
-    loss = instead(problem, solution, best, currency, seed) if small else _distance(problem, best, currency, seed)
-    return f"{'; '.join(facts)}; {loss}"
+    return f"{'; '.join(facts)}; {loss or _distance(problem, best, currency, seed)}"
 
 
 def _distance(problem: PlacementProblem, i: int, currency: str, seed: int) -> str:
