@@ -18,6 +18,7 @@ from fabrictool.cli.interrupts import Interrupts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from multiprocessing.process import BaseProcess
 
 Result = TypeVar("Result")
 DASK = "dask://"
@@ -121,6 +122,8 @@ def executor_named(name: str, tasks: int, workers: int | None) -> Iterator[Execu
 def _processes(workers: int, tasks: int) -> Iterator[Executor]:
     # Not forked: the solver's threads would be copied in the middle of what they do.
     number = max(1, min(workers, tasks))
+    # Such as the planner's own process, which is not ours to end.
+    others = {child.pid for child in multiprocessing.active_children()}
     resource_tracker.ensure_running()  # lets signals through again when it has started
     pool = ProcessPoolExecutor(number, mp_context=multiprocessing.get_context("spawn"))
     try:
@@ -138,13 +141,17 @@ def _processes(workers: int, tasks: int) -> Iterator[Executor]:
             interrupts.check()
         yield pool
     except BaseException:
-        for child in multiprocessing.active_children():
+        for child in _children_but(others):
             child.terminate()
         raise
     finally:
         pool.shutdown(cancel_futures=True)
-        for child in multiprocessing.active_children():
+        for child in _children_but(others):
             child.join()
+
+
+def _children_but(others: set[int | None]) -> list[BaseProcess]:
+    return [child for child in multiprocessing.active_children() if child.pid not in others]
 
 
 @contextmanager

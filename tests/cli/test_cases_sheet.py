@@ -4,7 +4,6 @@ import contextlib
 import csv
 import io
 import json
-import multiprocessing
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from fabrictool.cli import executors, simulating
 from fabrictool.simulator.calibration import dumps, shipped
+from tests.cli.children import workers
 from tests.testbed.waiting import wait_until
 
 CASES = """\
@@ -143,7 +143,7 @@ def test_whoever_answers_the_sheet_is_the_same(command, folder, dask_cluster):
     for given in (["--executor", "processes"], ["--workers", 2], ["--executor", f"dask://{address}"]):
         code, out, err = command(*asked, *given)
         assert (code, out == here, "60 cases, 5 with an error" in err) == (0, True, True), given
-        assert not multiprocessing.active_children()
+        assert not workers()
     assert all(process.poll() is None for process in processes), "the cluster is not ours to end"
 
 

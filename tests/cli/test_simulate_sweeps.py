@@ -1,7 +1,6 @@
 """``simulate`` over seeds, traces and scenarios: whoever plays them, every play is as it is alone."""
 
 import json
-import multiprocessing
 import pickle
 import statistics
 
@@ -9,6 +8,7 @@ import pytest
 
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.cli import sweeping
+from tests.cli.children import workers
 
 ASKED = ("simulate", "-b", "blueprint.yaml", "--requests", 200)
 
@@ -57,7 +57,7 @@ def test_whoever_plays_is_the_same(command, folder, dask_cluster):
     assert len(here["spreads"]) == 2
     assert json.loads((folder / "out.json").read_text()) == here
     assert answer(command, *given, "--workers", 2) == here
-    assert not multiprocessing.active_children()
+    assert not workers()
     assert answer(command, *given, "--executor", f"dask://{address}") == here
     assert all(process.poll() is None for process in processes), "the cluster is not ours to end"
 

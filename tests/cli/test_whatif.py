@@ -20,6 +20,7 @@ from fabrictool.cli import executors, whatif
 from fabrictool.cli.executors import executor_named
 from fabrictool.cli.main import main
 from fabrictool.domain.plan import ModelForecast
+from tests.cli.children import workers
 from tests.planner.fabrics import write_fabric
 from tests.planner.test_whatif import EVERYTHING
 
@@ -46,7 +47,7 @@ def test_all_executors_agree(fabric, capsys, dask_cluster):
     here = answer(capsys, fabric, "--executor", "here")
     assert [one["expression"] for one in here["outcomes"]] == EVERYTHING
     assert answer(capsys, fabric, "--executor", "processes", "--workers", "2") == here
-    assert not multiprocessing.active_children()
+    assert not workers()
     assert answer(capsys, fabric, "--executor", f"dask://{address}") == here
     assert all(process.poll() is None for process in processes), "the cluster is not ours to end"
 
@@ -181,7 +182,7 @@ def test_our_own_mistakes_are_not_the_executors(fabric, monkeypatch):
 def test_a_process_that_dies_breaks_the_executor():
     with pytest.raises(BrokenExecutor), executor_named("processes", 2, 2) as pool:
         pool.submit(os._exit, 1).result()
-    assert not multiprocessing.active_children()
+    assert not workers()
 
 
 def test_without_the_extra(fabric, capsys, monkeypatch):
@@ -199,11 +200,11 @@ def test_one_expression_starts_no_process(monkeypatch):
 def test_an_interrupted_sweep_leaves_no_process():
     with pytest.raises(KeyboardInterrupt), executor_named("processes", 4, 2) as pool:
         futures = [pool.submit(time.sleep, 600) for _ in range(4)]
-        while not multiprocessing.active_children():
+        while not workers():
             time.sleep(0.05)
         assert not any(future.done() for future in futures)
         raise KeyboardInterrupt
-    assert not multiprocessing.active_children()
+    assert not workers()
 
 
 def test_ctrl_c_is_not_lost_while_processes_start(monkeypatch):
@@ -216,7 +217,7 @@ def test_ctrl_c_is_not_lost_while_processes_start(monkeypatch):
     monkeypatch.setattr(ProcessPoolExecutor, "submit", pressed_meanwhile)
     with pytest.raises(KeyboardInterrupt), executor_named("processes", 2, 2):
         pytest.fail("the block began")
-    assert not multiprocessing.active_children()
+    assert not workers()
 
 
 def commandline(pid):
@@ -249,7 +250,7 @@ def test_ctrl_c_that_another_thread_takes_leaves_no_child_half_told(monkeypatch,
     for pid in pids:
         while b"spawn_main" in commandline(pid):  # one that was never told all is nobody's
             time.sleep(0.05)
-    assert not multiprocessing.active_children()
+    assert not workers()
     assert "Traceback" not in capfd.readouterr().err
 
 
