@@ -37,7 +37,7 @@ def codes(incomplete: str) -> list[str]:
 
 
 def whys(incomplete: str) -> list[str]:
-    """``MODEL on PLACE``, for `plan --why-not`."""
+    """``MODEL@PLACE``, for `plan --why-not`: with spaces a shell would take it for three words."""
     return _beginning(incomplete, _whys())
 
 
@@ -74,4 +74,4 @@ def _whys() -> Iterator[str]:
         for name in (f"{cluster}/{partition}", its.device)
     }
     for model in loaded.blueprint.models:
-        yield from (f"{model} on {place}" for place in places)
+        yield from (f"{model}@{place}" for place in places)

@@ -114,7 +114,7 @@ def plan(
         typer.Option(
             metavar="QUESTION",
             autocompletion=completing.whys,
-            help='Also say why a model does not stand somewhere: "MODEL on DEVICE" or "MODEL on CLUSTER/PARTITION";'
+            help='Also say why a model does not stand somewhere: "MODEL on DEVICE" or MODEL@CLUSTER/PARTITION;'
             " repeatable.",
         ),
     ] = None,
@@ -405,7 +405,10 @@ def top(
         ScreenName, typer.Option(help="The screen to begin with, or to print with --snapshot.")
     ] = ScreenName.OVERVIEW,
     snapshot: Annotated[
-        bool, typer.Option("--snapshot", help="Print one screen and end; exit 1 when nobody answers.")
+        bool,
+        typer.Option(
+            "--snapshot", help="Print one screen as text and end, of a recording its last; exit 69 when nobody answers."
+        ),
     ] = False,
     record: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also append all that is seen to FILE, a look a line.")

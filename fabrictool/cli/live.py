@@ -8,19 +8,25 @@ import os
 import threading
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
+import msgspec
+
+from fabrictool.base.aside import begun
 from fabrictool.base.errors import FabrictoolError, UsageError
 from fabrictool.cli.watching import gateway_url
-from fabrictool.status.client import NoFleetError, fetch, fetch_fleet
+from fabrictool.status.client import NoFleetError, StatusUnavailableError, fetch, fetch_fleet
 from fabrictool.status.documents import AgentStatus, GatewayStatus
 from fabrictool.status.sightings import JournalLine, OperatorView, Sighting, UnitView
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fabrictool.cli.source import Source
     from fabrictool.status.fleet import FleetStatus, LiveDocument
 
-ANSWER_S = 3.0
+ANSWER_S, WHOLE_ANSWER_S = 3.0, 8.0
+"""For each wait of an answer, and for all of it: one that drips in never ends otherwise."""
 FLEET_S, OPERATOR_S = 5.0, 15.0
 """Between two looks at the mesh, and at what clusters and journal say: these ask login nodes."""
 LOG_LINES = 500
@@ -54,15 +60,28 @@ class LiveStatus:
         try:
             if not self.url:
                 self.url = self._way.enter_context(gateway_url(self._source))
-            document = fetch(self.url, timeout_s=ANSWER_S, key=self._key)
+            url = self.url
+            document = in_time(lambda: fetch(url, timeout_s=ANSWER_S, key=self._key), url)
             if isinstance(document, AgentStatus):
                 with contextlib.suppress(NoFleetError):  # of an earlier release: its own document is all that it has
-                    return fetch_fleet(self.url, timeout_s=ANSWER_S)
+                    return in_time(lambda: fetch_fleet(url, timeout_s=ANSWER_S), url)
             return document
         except FabrictoolError:
             self._way.close()
             self.url = self._given
             raise
+
+
+_T = TypeVar("_T")
+
+
+def in_time(question: Callable[[], _T], url: str) -> _T:
+    """Its answer. Raises FT5201 when it is not there after `WHOLE_ANSWER_S`, and what `question` raises."""
+    try:
+        return begun(question).result(WHOLE_ANSWER_S)
+    except TimeoutError as error:
+        message = f"no status from {url}: its answer is not whole after {WHOLE_ANSWER_S:.0f} s"
+        raise StatusUnavailableError.of("FT5201", message, thing=url, transient=True) from error
 
 
 class LiveFeed:
@@ -90,16 +109,20 @@ class LiveFeed:
         self._over.set()
 
     def look(self) -> Sighting:
-        now = time.time()
         try:
             live = self._ask()
         except FabrictoolError as error:
-            return Sighting(at=now, operator=self._operator, trouble=error.problems[0].message, asked=self._ask.url)
+            trouble = error.problems[0].message
+            return Sighting(
+                at=time.time(), fleet=self._fleet, operator=self._operator, trouble=trouble, asked=self._ask.url
+            )
+        now = time.time()
+        url = self._ask.url
         if isinstance(live, GatewayStatus) and now - self._fleet_at >= FLEET_S:
             self._fleet_at = now
             with contextlib.suppress(FabrictoolError):  # a page for clients shows nothing of the mesh
-                self._fleet = fetch_fleet(self._ask.url, timeout_s=ANSWER_S)
-        return Sighting(at=now, live=live, fleet=self._fleet, operator=self._operator, asked=self._ask.url)
+                self._fleet = in_time(lambda: fetch_fleet(url, timeout_s=ANSWER_S), url)
+        return Sighting(at=now, live=live, fleet=self._fleet, operator=self._operator, asked=url)
 
     def log(self, address: str) -> list[str]:
         """Raises FT9005 for what does not run, and what the cluster raises."""
@@ -118,9 +141,14 @@ class LiveFeed:
             try:
                 self._operator = operator_view(self._source) if self._source is not None else None
             except FabrictoolError as error:  # it is tried again; what was seen before stays
-                why = OperatorView(at=time.time(), warnings=[problem.message for problem in error.problems])
-                self._operator = self._operator or why
+                self._failed(error.problems[0].message)
+            except Exception as error:  # noqa: BLE001 - a thread that dies says nothing: the screen would age without a word
+                self._failed(f"{type(error).__name__}: {error}")
             self._over.wait(OPERATOR_S)
+
+    def _failed(self, why: str) -> None:
+        before = self._operator or OperatorView(at=time.time())
+        self._operator = msgspec.structs.replace(before, trouble=why)
 
 
 def operator_view(source: Source) -> OperatorView:

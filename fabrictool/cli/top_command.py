@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fabrictool.base.errors import FabrictoolError, UsageError
 from fabrictool.base.files import file_error
 from fabrictool.cli.live import LiveFeed, LiveStatus, key_of
 from fabrictool.cli.output import data, say
@@ -43,14 +45,21 @@ def show_top(source: Source, options: TopOptions) -> int:
     Raises
     ------
     FabrictoolError
-        FT5201, FT5202 nobody answers at first; FT43xx a recording cannot be read or written, FT5206 it is none.
+        FT5201, FT5202 nobody answers, where there is nothing else to show; FT43xx a recording cannot be read or
+        written, FT5206 it is none; FT9011 there is no terminal.
     """
     from fabrictool.tui.app import run, snapshot
+    from fabrictool.tui.feeds import Playback
 
+    if not options.snapshot and not on_a_terminal():
+        message = "`top` needs a terminal for its input and its output"
+        raise UsageError.of("FT9011", message, hint="--snapshot prints one screen as text")
     with ExitStack() as open_things:
         feed = _feed(source, options, open_things)
         if options.snapshot:
             size = shutil.get_terminal_size(SIZE)
+            if isinstance(feed, Playback):
+                feed.jump(1.0)
             data(snapshot(feed, (size.columns, size.lines), options.screen))
             return 0
         if options.record is None:
@@ -65,6 +74,11 @@ def show_top(source: Source, options: TopOptions) -> int:
     return 0
 
 
+def on_a_terminal() -> bool:
+    """Whether all that it reads and writes is one."""
+    return all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+
+
 def _feed(source: Source, options: TopOptions, open_things: ExitStack) -> Feed | Playback:
     from fabrictool.tui.feeds import MadeUpFabric, Playback
 
@@ -73,5 +87,10 @@ def _feed(source: Source, options: TopOptions, open_things: ExitStack) -> Feed |
     if options.made_up:
         return MadeUpFabric(begun=time.time())
     ask = open_things.enter_context(LiveStatus(source, options.url, key_of(options.key)))
-    ask()  # whoever cannot be reached at all is told so before the screen changes
+    try:
+        ask()  # whoever cannot be reached at all is told so before the screen changes
+    except FabrictoolError:
+        if options.url or options.snapshot:
+            raise
+        # the clusters and the journal are worth a look by themselves: a gateway's job may wait in a queue
     return open_things.enter_context(LiveFeed(ask, None if options.url else source))

@@ -62,15 +62,19 @@ class OperatorView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Of the last apply, oldest first."""
     targets: dict[str, tuple[float | None, float | None]] = {}
     """Model → seconds to the first token and for each further one that its SLO allows."""
+    trouble: str = ""
+    """Why the newest look at all this failed; what stands here is of the one before."""
 
 
 class Sighting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All that a screen is drawn from."""
 
     at: float
-    """Wall time of the look."""
+    """Wall time of the look, by the clock of who looks."""
     live: LiveDocument | None = None
     """The newest that was heard, however old that is."""
+    heard_at: float | None = None
+    """When that was, by the same clock; None: with this look."""
     fleet: FleetStatus | None = None
     """The mesh in the eyes of the same node, where it shows that."""
     operator: OperatorView | None = None
@@ -78,6 +82,20 @@ class Sighting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Why this look was not answered; "": it was."""
     asked: str = ""
     """Whom it asked."""
+
+    @property
+    def heard(self) -> float:
+        """When the newest answer came; its own time is of another's clock."""
+        return self.at if self.heard_at is None else self.heard_at
+
+    def after(self, earlier: Sighting) -> Sighting:
+        """This look, with what an earlier one knows where this one was told nothing."""
+        operator = self.operator or earlier.operator
+        if self.live is not None:
+            return msgspec.structs.replace(self, operator=operator)
+        heard_at = None if earlier.live is None else earlier.heard
+        fleet = self.fleet or earlier.fleet
+        return msgspec.structs.replace(self, live=earlier.live, heard_at=heard_at, fleet=fleet, operator=operator)
 
     @property
     def gateway(self) -> GatewayStatus | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import select
 import sys
@@ -13,12 +14,14 @@ from rich.console import Console
 from textual.app import App, SystemCommand
 from textual.binding import Binding
 
+from fabrictool.base.aside import begun
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.base.text import visible
 from fabrictool.status.sightings import Sighting, encode_sighting
 from fabrictool.tui.details import Subject, lines_about, subject_of
 from fabrictool.tui.feeds import Playback
 from fabrictool.tui.history import KEPT_S, History
+from fabrictool.tui.rows import stamp
 from fabrictool.tui.screens.table import TableScreen
 from fabrictool.tui.screens.text import LogScreen, TextScreen
 from fabrictool.tui.tables import TABLES
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
 
 LOG_S = 2.0
 """Between two looks at a log."""
+OF_THE_OPERATOR = ("jobs", "plan")
+"""Screens that show what the clusters and the journal say."""
 NAMES = [spec.name for spec in TABLES]
 REPLAY_KEYS = """replay
   , .      a look back, forth
@@ -113,6 +118,8 @@ class Top(App[None]):
         self._described: tuple[TextScreen, Subject] | None = None
         self.looked = asyncio.Event()
         """There was an answer, or a word why there is none."""
+        self.unrecorded: OSError | None = None
+        """Why the recording ended before its time."""
 
     @property
     def view(self) -> ScreenView:
@@ -127,24 +134,33 @@ class Top(App[None]):
         if isinstance(self._feed, Playback):
             self._rewind(self._feed)
         else:
+            self.set_interval(1.0, self.redraw)  # while a look hangs the one before it ages
             self.run_worker(self._keep_asking(self._feed), exclusive=True)
 
     # -- looks -----------------------------------------------------------------------------------------------------
 
     async def _keep_asking(self, feed: Feed) -> None:
         while True:
-            look = await asyncio.to_thread(feed.look)
-            if look.live is None:
-                look = Sighting(at=look.at, live=self._moment.live, trouble=look.trouble, asked=look.asked)
-            self._moment = look
-            self._history.add(look)
-            if self._record is not None:
-                await asyncio.to_thread(self._write, encode_sighting(look))
+            try:
+                look = await asyncio.wrap_future(begun(feed.look))
+            except Exception as error:  # noqa: BLE001 - the next look may come to more, and the screen stays
+                look = Sighting(at=self._clock(), trouble=f"{type(error).__name__}: {error}", asked=self._moment.asked)
+            self._moment = look = look.after(self._moment)
+            with contextlib.suppress(ArithmeticError, ValueError):  # of figures that cannot be reckoned with
+                self._history.add(look)
+            if self._record is not None and self.unrecorded is None:
+                await self._keep(encode_sighting(look))
             self.looked.set()
             self.redraw()
             if not self.is_headless and hung_up():
                 self.exit(return_code=1)
             await asyncio.sleep(self._interval)
+
+    async def _keep(self, line: bytes) -> None:
+        try:
+            await asyncio.wrap_future(begun(lambda: self._write(line)))
+        except OSError as error:  # the screen is worth more than its recording
+            self.unrecorded = error
 
     def _write(self, line: bytes) -> None:
         if self._record is not None:
@@ -157,27 +173,45 @@ class Top(App[None]):
         first = replay.moment.at - KEPT_S
         for look in replay.looks[: replay.at + 1]:
             if look.at >= first:
-                self._history.add(look)
+                with contextlib.suppress(ArithmeticError, ValueError):
+                    self._history.add(look)
         self._moment = replay.moment
         self.looked.set()
         self.redraw()
 
     def redraw(self) -> None:
         """Show the newest look on the current screen."""
+        if not self.screen_stack:
+            return
+        try:
+            self._draw()
+        except (
+            ArithmeticError,
+            ValueError,
+        ) as error:  # of figures that nobody thought of; the next look may have others
+            if isinstance(self.screen, TableScreen) and self.screen.query("#headline"):
+                self.screen.say(f"! this view cannot be drawn: {visible(str(error))}")
+
+    def _draw(self) -> None:
         view, screen = self.view, self.screen
         if isinstance(screen, TableScreen) and screen.ready and screen.query("#headline"):  # else it is on its way out
-            lines = [view.trouble_line(), visible(view.headline()), self._place(view)]
-            screen.set_class(bool(self._moment.trouble), "stale")
+            lines = [view.trouble_line(), self._recording_line(), visible(view.headline()), self._place(view)]
+            if screen.spec.name in OF_THE_OPERATOR:
+                lines.insert(0, view.operator_line())
+            screen.set_class(view.stale, "stale")
             screen.show(view, "\n".join(filter(None, lines)), self._tabs())
         elif self._described is not None and screen is self._described[0]:
             self._described[0].update(lines_about(view, self._described[1]))
+
+    def _recording_line(self) -> str:
+        return "" if self.unrecorded is None else f"! recording stopped: {self.unrecorded.strerror or self.unrecorded}"
 
     def _place(self, view: ScreenView) -> str:
         """Where in a recording it is."""
         if not isinstance(self._feed, Playback):
             return ""
-        stamp = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(view.now))
-        return f"replay {self._feed.at + 1}/{len(self._feed.looks)}, {stamp}   , . < > move"
+        then = stamp(view.now, "%Y-%m-%d %H:%M:%SZ")
+        return f"replay {self._feed.at + 1}/{len(self._feed.looks)}, {then}   , . < > move"
 
     def _tabs(self) -> str:
         names = [f"{number} {name}" for number, name in enumerate([*NAMES, "logs"], 1)]
@@ -206,6 +240,8 @@ class Top(App[None]):
         self.push_screen(TextScreen("keys", lines))
 
     def action_describe(self) -> None:
+        if not isinstance(self.screen, TableScreen):  # it is on the page already
+            return
         subject = self._under_cursor()
         if subject.name:
             page = TextScreen(visible(subject.name), lines_about(self.view, subject))
@@ -214,6 +250,8 @@ class Top(App[None]):
 
     def action_logs(self) -> None:
         """Of the row's replica or unit."""
+        if isinstance(self.screen, LogScreen):
+            return
         subject = self._under_cursor()
         address = subject.unit.address if subject.unit is not None else ""
         address = address or (f"replica/{subject.replica}" if subject.replica else "")
@@ -226,7 +264,7 @@ class Top(App[None]):
 
     async def _keep_reading(self, page: LogScreen) -> None:
         while page in self.screen_stack:
-            page.give(await asyncio.to_thread(self._tail_of, page.address))
+            page.give(await asyncio.wrap_future(begun(lambda: self._tail_of(page.address))))
             await asyncio.sleep(LOG_S)
 
     def _tail_of(self, address: str) -> list[str]:
@@ -236,6 +274,8 @@ class Top(App[None]):
             return self._feed.log(address)
         except FabrictoolError as error:
             return [f"! {problem.message}" for problem in error.problems]
+        except Exception as error:  # noqa: BLE001 - a log that cannot be had ends nothing
+            return [f"! {type(error).__name__}: {error}"]
 
     def action_yank(self) -> None:
         screen = self.screen
@@ -314,8 +354,11 @@ def hung_up() -> bool:
 
 
 def run(feed: Feed | Playback, interval_s: float, *, record: BinaryIO | None = None, screen: str = "overview") -> None:
-    """Show what `feed` says until somebody quits."""
-    Top(feed, interval_s, record=record, shown=screen).run()
+    """Show what `feed` says until somebody quits. Raises OSError, then, where the recording ended before that."""
+    app = Top(feed, interval_s, record=record, shown=screen)
+    app.run()
+    if app.unrecorded is not None:
+        raise app.unrecorded
 
 
 def snapshot(feed: Feed | Playback, size: tuple[int, int], screen: str = "overview") -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from fabrictool.base.text import visible
 from fabrictool.status.documents import AgentStatus, GatewayStatus
 from fabrictool.status.elastic import in_words
-from fabrictool.tui.problems import missed_targets
-from fabrictool.tui.rows import seconds_text, until_text
+from fabrictool.tui.problems import HEAL, MEMBERS, logs_command, missed_targets
+from fabrictool.tui.rows import DRIFT, EVENT_SUBJECT, PART, passed_text, seconds_text, until_text
 from fabrictool.tui.view import rate_text
 
 if TYPE_CHECKING:
@@ -35,16 +35,19 @@ class Subject:
 def subject_of(view: ScreenView, screen: str, key: str) -> Subject:
     """Of the row with that key on that screen."""
     if screen == "overview":
-        number, name, _ = key.split(":", 2)
-        trouble = view.troubles[int(number)] if int(number) < len(view.troubles) else None
-        its = _named(view, name)
-        return Subject(name, its.model, its.session, its.replica, its.unit, (trouble.command,) if trouble else ())
+        trouble = next((trouble for trouble in view.troubles if trouble.key == key), None)
+        if trouble is None:  # it is over since the row was drawn
+            return Subject("")
+        its = _named(view, trouble.subject)
+        return Subject(trouble.subject, its.model, its.session, its.replica, its.unit, (trouble.command,))
     if screen == "models":
-        return Subject(key, model=key, commands=(f"fabrictool plan --explain  # {visible(key)}", "fabrictool plan"))
+        return Subject(key, model=key, commands=("fabrictool plan --explain", "fabrictool plan"))
+    if screen == "plan" and key.startswith(DRIFT):
+        return Subject("drift", commands=("fabrictool plan",))
     if screen in ("jobs", "plan"):
         name = key.partition("/")[2]
         its = _named(view, name)
-        return Subject(name, its.model, its.session, its.replica, its.unit, (f"fabrictool logs {visible(key)}",))
+        return Subject(name, its.model, its.session, its.replica, its.unit, (logs_command(key),))
     if screen == "nodes":
         for node in _nodes(view):
             for service in node.services:
@@ -54,9 +57,12 @@ def subject_of(view: ScreenView, screen: str, key: str) -> Subject:
                         service.replica, service.model, node.session, service.replica, its.unit, _of_replica(service)
                     )
             if node.session == key:
-                return Subject(node.node, session=node.session, commands=("fabrictool mesh members",))
-        return _named(view, key)
-    return Subject(key, commands=(f"fabrictool {'events' if screen == 'events' else 'mesh members'}",))
+                return Subject(node.node, session=node.session, commands=(MEMBERS,))
+        its = _named(view, key)
+        return replace(its, commands=its.commands or ((logs_command(its.unit.address),) if its.unit else (HEAL,)))
+    if screen == "events":
+        return Subject(key.split(PART)[EVENT_SUBJECT], commands=("fabrictool events",))
+    return Subject(key, commands=(MEMBERS,))
 
 
 def lines_about(view: ScreenView, subject: Subject) -> list[str]:
@@ -107,8 +113,8 @@ def _nodes(view: ScreenView) -> list[NodeRow]:
 
 
 def _of_replica(service: ServiceRow) -> tuple[str, ...]:
-    name = visible(service.replica)
-    return (f"fabrictool logs replica/{name}", f"fabrictool logs replica/{name} --follow", "fabrictool reconcile")
+    log = logs_command(f"replica/{service.replica}")
+    return (log, f"{log} --follow", HEAL)
 
 
 def _of_model(view: ScreenView, model: ModelRow) -> Iterator[str]:
@@ -137,14 +143,14 @@ def _of_node(view: ScreenView, node: NodeRow) -> Iterator[str]:
     link += f" by hub {node.by[:8]}" if node.connected and node.by else ""
     yield f"node {node.node or node.session[:8]} of {node.cluster or '–'}, provider {node.provider}: {link}"
     if node.disconnected_at is not None and not node.connected:
-        yield f"  lost {view.now - node.disconnected_at:.0f} s ago"
+        yield f"  lost {passed_text(view.there - node.disconnected_at)} ago"
     if node.device:
         free = f", free {', '.join(f'{octets / 2**30:.1f}' for octets in node.free)} GiB" if node.free else ""
         yield f"  {node.devices} × {node.device}, {node.memory / 2**30:.1f} GiB{free}"
     if node.ends_at is not None:
-        yield f"  its allocation ends {until_text(node.ends_at, view.now)}"
+        yield f"  its allocation ends {until_text(node.ends_at, view.there)}"
     if node.certificate_ends_at is not None:
-        yield f"  its certificate ends {until_text(node.certificate_ends_at, view.now)}"
+        yield f"  its certificate ends {until_text(node.certificate_ends_at, view.there)}"
 
 
 def _of_service(service: ServiceRow) -> Iterator[str]:

@@ -43,7 +43,8 @@ class Playback:
         """To a share of its length, by time."""
         first, last = self.looks[0].at, self.looks[-1].at
         wanted = first + share * (last - first)
-        self.at = max(at for at, look in enumerate(self.looks) if look.at <= wanted)
+        before = (at for at, look in enumerate(self.looks) if look.at <= wanted)
+        self.at = len(self.looks) - 1 if share >= 1.0 else max(before, default=0)
 
 
 CLUSTERS = (("clariden", "cscs", "gh200", 4), ("bristen", "cscs", "a100-80g", 4), ("euler", "eth", "h100-sxm", 8))

@@ -21,6 +21,8 @@ TREND_S = 10.0
 TREND_COLUMNS = 12
 FLAPPING_S, FLAPPING = 600.0, 4
 """Who changed so often within so long is flapping."""
+MOST_COUNTED = 10**15
+"""Nobody counts further in a quarter of an hour, and a larger integer may be none that can be divided."""
 BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -45,6 +47,8 @@ class History:
         """By model; "" for all."""
         self._changes: dict[str, deque[tuple[float, str]]] = defaultdict(deque)
         """Replica or node → (when, what it was from then on)."""
+        self._seen: dict[str, float] = {}
+        """Replica or node → when it was seen last."""
         self._session = ""
 
     def add(self, look: Sighting) -> None:
@@ -60,11 +64,20 @@ class History:
         for model in gateway.models:
             self._count(model.model, Counts(gateway.at, model.requests, model.failures, model.tokens))
         for name, state in states_of(gateway).items():
+            self._seen[name] = gateway.at
             changes = self._changes[name]
             if not changes or changes[-1][1] != state:
                 changes.append((gateway.at, state))
             while changes and changes[0][0] < gateway.at - KEPT_S and len(changes) > 1:
                 changes.popleft()
+        self._forget(gateway.at - KEPT_S)
+
+    def _forget(self, before: float) -> None:
+        """Names that were not seen since: nodes come and go, each under a new one."""
+        for name in [name for name, at in self._seen.items() if at < before]:
+            del self._seen[name], self._changes[name]
+        for model in [model for model, counts in self._counts.items() if counts[-1].at < before]:
+            del self._counts[model]
 
     def rate(self, what: str, model: str = "") -> float | None:
         """Requests, failures or tokens a second, over the last `RATE_S`; None as long as there is one look alone."""
@@ -75,8 +88,7 @@ class History:
         first = next(count for count in counts if count.at >= last.at - RATE_S)
         if first is last:
             first = counts[-2]
-        passed = last.at - first.at
-        return max(0.0, (getattr(last, what) - getattr(first, what)) / passed) if passed > 0 else None
+        return _a_second(first, last, what) if last.at > first.at else None
 
     def trend(self, what: str, model: str = "") -> str:
         """A bar for each of the last `TREND_COLUMNS` times `TREND_S`, as high as the rate then."""
@@ -128,10 +140,14 @@ def bars(values: Sequence[float]) -> str:
     return "".join(BARS[min(len(BARS) - 1, int(value / most * (len(BARS) - 1) + 0.999))] for value in values)
 
 
+def _a_second(first: Counts, last: Counts, what: str) -> float:
+    counted, passed = getattr(last, what) - getattr(first, what), last.at - first.at
+    return max(0, min(counted, MOST_COUNTED)) / passed if passed > 0 else 0.0
+
+
 def _rate_before(counts: Iterable[Counts], end: float, what: str) -> float:
     """Mean over the `TREND_S` before `end`."""
     inside = [count for count in counts if end - TREND_S <= count.at <= end]
     if len(inside) < 2:
         return 0.0
-    passed = inside[-1].at - inside[0].at
-    return max(0.0, (getattr(inside[-1], what) - getattr(inside[0], what)) / passed) if passed > 0 else 0.0
+    return _a_second(inside[0], inside[-1], what)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
+from bisect import bisect_left
 from dataclasses import dataclass
-from statistics import median
 from typing import TYPE_CHECKING
 
 from fabrictool.base.text import visible
+from fabrictool.domain.address import Address
 from fabrictool.status.fleet import NEEDS_SOMEBODY
-from fabrictool.tui.rows import LEVELS, Level, seconds_text
+from fabrictool.tui.rows import LEVELS, PART, Level, seconds_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,9 +22,10 @@ if TYPE_CHECKING:
 WALLTIME_S = 900.0
 """Before an allocation ends it is worth a look."""
 CERTIFICATE_S = 4 * 3600.0
-HEAL = "fabrictool reconcile"
+HEAL, MEMBERS = "fabrictool reconcile", "fabrictool mesh members"
 SLOWER, LEAST_S = 3.0, 0.2
-"""A replica is slow that takes so many times as long to the first token as half of its model's do, and so many seconds.
+"""A replica is slow that takes so many times as long to the first token as half of its model's others do, and so many
+seconds.
 """
 WAITING_STATES = ("pending", "starting")
 
@@ -39,6 +42,11 @@ class Trouble:
     why: str
     command: str
 
+    @property
+    def key(self) -> str:
+        """The same in each look at it, wherever it stands; of drift its sentence is all that there is."""
+        return PART.join((self.subject, self.what, *([self.why] if self.what == "drift" else [])))
+
 
 def troubles(look: Sighting, history: History, now: float) -> list[Trouble]:
     """The worst first, then the newest; by name where nothing says which is newer."""
@@ -49,12 +57,7 @@ def troubles(look: Sighting, history: History, now: float) -> list[Trouble]:
         listed += _of_models(gateway, look.operator, history)
         listed += _of_nodes(gateway, units, history, now)
         listed += _slow(gateway)
-        listed += [
-            Trouble(
-                name, "worth a look", "flapping", history.since(name), f"changed {count} times in 10 min", _logs(name)
-            )
-            for name, count in history.flapping(now).items()
-        ]
+        listed += _flapping(gateway, history, now)
     elif look.mesh is not None:
         listed += _of_members(look, now)
     if look.operator is not None:
@@ -94,12 +97,13 @@ def _of_nodes(gateway: GatewayStatus, units: dict[str, UnitView], history: Histo
     for node in gateway.nodes:
         replicas = [service.replica for service in node.services if service.lifecycle in ("JOIN", "SERVING")]
         name = replicas[0] if replicas else node.node or node.session[:8]
+        command = _logs(name) if replicas else MEMBERS
         unit = units.get(name)
         notes = [service.note for service in node.services if service.note]
         if not node.connected and node.role != "gateway" and node.lifecycle in ("JOIN", "SERVING"):
             why = (unit.detail if unit is not None else "") or (notes[-1] if notes else "its tunnel broke")
             where = "/".join(filter(None, (node.cluster, node.node)))
-            yield Trouble(name, "bad", "lost", node.disconnected_at, f"{where}: {why}", _logs(name))
+            yield Trouble(name, "bad", "lost", node.disconnected_at, f"{where}: {why}", command)
         if node.connected and node.ends_at is not None and node.ends_at - now < WALLTIME_S:
             left = max(0.0, node.ends_at - now)
             why = f"its allocation ends in {left / 60:.0f} min"
@@ -117,6 +121,15 @@ def _of_nodes(gateway: GatewayStatus, units: dict[str, UnitView], history: Histo
         yield Trouble(replica, level, "missing", history.since(replica), why, _logs(replica) if unit else HEAL)
 
 
+def _flapping(gateway: GatewayStatus, history: History, now: float) -> Iterator[Trouble]:
+    replicas = {service.replica for node in gateway.nodes for service in node.services}
+    replicas.update(replica for model in gateway.models for replica in model.missing)
+    for name, count in history.flapping(now).items():
+        why = f"changed {count} times in 10 min"
+        command = _logs(name) if name in replicas else MEMBERS
+        yield Trouble(name, "worth a look", "flapping", history.since(name), why, command)
+
+
 def _slow(gateway: GatewayStatus) -> Iterator[Trouble]:
     """Replicas beside the others of their model."""
     by_model: dict[str, list[ServiceRow]] = {}
@@ -125,13 +138,23 @@ def _slow(gateway: GatewayStatus) -> Iterator[Trouble]:
             if node.connected and service.lifecycle == "SERVING" and service.ttft_s is not None:
                 by_model.setdefault(service.model, []).append(service)
     for services in by_model.values():
-        usual = median(service.ttft_s or 0.0 for service in services)
+        in_order = sorted(service.ttft_s or 0.0 for service in services)
         for service in services:
             taken = service.ttft_s or 0.0
-            if len(services) > 1 and taken > max(LEAST_S, SLOWER * usual):
-                why = f"TTFT {seconds_text(taken)}, half of its model's replicas take {seconds_text(usual)} at most"
+            if taken <= LEAST_S or len(services) < 2:
+                continue
+            usual = median_without(in_order, taken)
+            if taken > SLOWER * usual:
+                why = f"TTFT {seconds_text(taken)}, half of its model's others take {seconds_text(usual)} at most"
                 why += f"; {service.waiting} wait there"
                 yield Trouble(service.replica, "worth a look", "slow", None, why, _logs(service.replica))
+
+
+def median_without(in_order: list[float], value: float) -> float:
+    """Of all the others: its own time would move the median of few, and of two it would be half of that."""
+    at = bisect_left(in_order, value)
+    lower, upper = (len(in_order) - 2) // 2, (len(in_order) - 1) // 2
+    return (in_order[lower + (lower >= at)] + in_order[upper + (upper >= at)]) / 2
 
 
 def _of_members(look: Sighting, now: float) -> Iterator[Trouble]:
@@ -145,7 +168,7 @@ def _of_members(look: Sighting, now: float) -> Iterator[Trouble]:
             where = "/".join(filter(None, (member.cluster, member.node)))
             why = f"{where}: hubs say {says}" if says else where
             level: Level = "worth a look" if member.state == "suspected" else "bad"
-            yield Trouble(name, level, member.state, member.lost_at, why, "fabrictool mesh members")
+            yield Trouble(name, level, member.state, member.lost_at, why, MEMBERS)
         elif member.ends_at is not None and member.ends_at - now < WALLTIME_S and member.role == "agent":
             why = f"its allocation ends in {max(0.0, member.ends_at - now) / 60:.0f} min"
             yield Trouble(member.node or member.session[:8], "worth a look", "ends soon", None, why, HEAL)
@@ -153,16 +176,26 @@ def _of_members(look: Sighting, now: float) -> Iterator[Trouble]:
 
 def _of_operator(operator: OperatorView, told: set[str]) -> Iterator[Trouble]:
     for cluster, why in sorted(operator.unknown.items()):
-        yield Trouble(cluster, "bad", "cluster unknown", None, why, f"fabrictool doctor {cluster}")
+        yield Trouble(cluster, "bad", "cluster unknown", None, why, f"fabrictool doctor {quoted(cluster)}")
     for unit in operator.units:
         name = unit.address.partition("/")[2]
         if name in told or unit.state in ("running", "dormant"):
             continue
         level: Level = "worth a look" if unit.state in WAITING_STATES else "bad"
-        yield Trouble(name, level, unit.state, None, unit.detail, _logs(unit.address))
+        yield Trouble(name, level, unit.state, None, unit.detail, logs_command(unit.address))
     for text in operator.drift:
         yield Trouble("drift", "worth a look", "drift", None, text, "fabrictool plan")
 
 
-def _logs(name: str) -> str:
-    return f"fabrictool logs {visible(name)}"
+def quoted(name: str) -> str:
+    """A word of a command that others chose: whoever pastes it runs nothing of it."""
+    return shlex.quote(visible(name))
+
+
+def logs_command(address: str) -> str:
+    """Of a unit; one whose address cannot be read has no log to name."""
+    return "fabrictool status" if Address.parse(address).kind == "damaged" else f"fabrictool logs {quoted(address)}"
+
+
+def _logs(replica: str) -> str:
+    return logs_command(f"replica/{replica}")

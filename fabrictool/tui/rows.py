@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -17,6 +18,16 @@ if TYPE_CHECKING:
 
 STALE_S = 5.0
 """A view older than this is marked with a word, not with colour alone."""
+
+MOST_S = 9999 * 3600.0
+"""A time that is further off is a mistake or means never: as text it has no more digits."""
+
+PART = "\x1f"
+"""Between the parts of a row's key."""
+DRIFT = f"drift{PART}"
+"""How the keys of rows begin that say where a fabric has drifted."""
+EVENT_SUBJECT = 3
+"""Which part of an event's key says whom it is about."""
 
 Level = Literal["bad", "worth a look", "well"]
 LEVELS: tuple[Level, ...] = ("bad", "worth a look", "well")
@@ -249,7 +260,7 @@ def _node_cells(node: NodeRow, service: ServiceRow | None, now: float) -> tuple[
     if node.connected:
         link = f"by {node.by[:8]}" if node.by else "up"
     else:
-        link = "lost" + (f" {now - node.disconnected_at:.0f} s" if node.disconnected_at else "")
+        link = "lost" + (f" {min(max(0.0, now - node.disconnected_at), MOST_S):.0f} s" if node.disconnected_at else "")
     walltime = "–" if node.ends_at is None else until_text(node.ends_at, now)
     head = (node.node or "–", "idle" if node.idle else node.lifecycle, link)
     where = (walltime, node.cluster or "–", node.role)
@@ -273,6 +284,21 @@ def seconds_text(value: float | None) -> str:
     return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.1f} s"
 
 
+def passed_text(seconds: float) -> str:
+    seconds = min(max(0.0, seconds), MOST_S)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def stamp(at: float, form: str = "%m-%d %H:%M:%SZ") -> str:
+    """A time that somebody wrote, who may be far off."""
+    try:
+        return time.strftime(form, time.gmtime(at))
+    except (OverflowError, ValueError, OSError):
+        return "?"
+
+
 def until_text(end: float, now: float) -> str:
-    left = max(0, int(end - now))
+    left = int(min(max(0.0, end - now), MOST_S))
     return f"in {left // 3600} h {left % 3600 // 60:02} m" if left >= 3600 else f"in {left // 60} m {left % 60:02} s"

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fabrictool.base.text import visible
 from fabrictool.status.documents import AgentStatus, GatewayStatus
 from fabrictool.status.fleet import FleetStatus, link_text, role_text
 from fabrictool.tui.fleet_rows import fleet_cluster_rows, fleet_model_rows, fleet_node_rows
 from fabrictool.tui.problems import missed_targets
 from fabrictool.tui.rows import (
     CLUSTER_COLUMNS,
+    DRIFT,
     MODEL_COLUMNS,
     NODE_COLUMNS,
+    PART,
     agent_rows,
     cluster_rows,
     model_cells,
     model_level,
     natural,
     node_rows,
+    passed_text,
     problems_first,
+    stamp,
     table_row,
     until_text,
 )
@@ -56,10 +60,10 @@ TROUBLE_COLUMNS = ("WHO", "WHAT", "SINCE", "WHY", "TYPE")
 def trouble_rows(view: ScreenView) -> list[TableRow]:
     """What needs somebody, the worst first; then each cluster that is well."""
     rows = []
-    for number, trouble in enumerate(view.troubles):
-        since = "–" if trouble.since is None else f"{_passed(view.now - trouble.since)}"
+    for trouble in view.troubles:
+        since = "–" if trouble.since is None else passed_text(view.there - trouble.since)
         cells = (trouble.subject, trouble.what, since, trouble.why, trouble.command)
-        rows.append(table_row(f"{number}:{trouble.subject}:{trouble.what}", cells, trouble.level))
+        rows.append(table_row(trouble.key, cells, trouble.level))
     return rows
 
 
@@ -137,7 +141,7 @@ def mesh(view: ScreenView) -> list[TableRow]:
     fleet = view.moment.mesh
     rows = []
     for member in fleet.members if fleet is not None else ():
-        since = "–" if member.lost_at is None else _passed(view.now - member.lost_at)
+        since = "–" if member.lost_at is None else passed_text(view.there - member.lost_at)
         hubs = ", ".join(told.hub[:8] for told in member.accusations if told.stands) or "–"
         ends = member.certificate_ends_at
         level: Level = "well"
@@ -151,7 +155,7 @@ def mesh(view: ScreenView) -> list[TableRow]:
             "–" if fleet is None else link_text(fleet, member),
             since,
             hubs,
-            "–" if ends is None else until_text(ends, view.now),
+            "–" if ends is None else until_text(ends, view.there),
             member.cluster or "–",
             role_text(member),
             member.release or "–",
@@ -179,9 +183,9 @@ def events(view: ScreenView) -> list[TableRow]:
         for line in (operator.journal if operator is not None else ())
     ]
     rows = []
-    for number, (at, *words) in enumerate(sorted(lines, reverse=True)):
+    for at, *words in sorted(lines, reverse=True):
         level: Level = "bad" if any(word in words[1] for word in ALARMING) else "well"
-        rows.append(table_row(f"{at}:{number}", (_stamp(at), *words), level))
+        rows.append(table_row(PART.join((str(at), *words)), (stamp(at), *words), level))
     return rows
 
 
@@ -199,9 +203,9 @@ def last_apply(view: ScreenView) -> list[TableRow]:
     for address, line in steps.items():
         state = _STEP_STATES.get(line.kind, line.kind)
         level: Level = "bad" if state in ("failed", "given up") else "worth a look" if state == "under way" else "well"
-        rows.append(table_row(address, (address, state, line.action or "–", _stamp(line.at), line.text or "–"), level))
-    for number, text in enumerate(operator.drift):
-        rows.append(table_row(f"drift {number}", ("drift", "since then", "–", "–", text), "worth a look"))
+        rows.append(table_row(address, (address, state, line.action or "–", stamp(line.at), line.text or "–"), level))
+    drifted = ("drift", "since then", "–", "–")
+    rows += [table_row(f"{DRIFT}{text}", (*drifted, text), "worth a look") for text in operator.drift]
     return problems_first(sorted(rows, key=lambda row: natural(row.key)))
 
 
@@ -209,26 +213,17 @@ def _jobs_text(view: ScreenView) -> str:
     operator = view.moment.operator
     if operator is None:
         return NO_OPERATOR
-    return f"the clusters cannot be asked: {operator.warnings[0]}" if operator.warnings else "nothing was started"
+    why = [operator.trouble] if operator.trouble else operator.warnings
+    return f"the clusters cannot be asked: {visible(why[0])}" if why else "nothing was started"
 
 
 def _apply_text(view: ScreenView) -> str:
     return NO_OPERATOR if view.moment.operator is None else "nothing was applied from here yet: `fabrictool apply`"
 
 
-def _stamp(at: float) -> str:
-    return time.strftime("%m-%d %H:%M:%SZ", time.gmtime(at))
-
-
-def _passed(seconds: float) -> str:
-    seconds = max(0.0, seconds)
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
 def _says(text: str) -> Callable[[ScreenView], str]:
-    return lambda _: text
+    """Where there is an answer: without one nothing is known."""
+    return lambda view: "no answer yet" if view.moment.live is None else text
 
 
 TABLES = (

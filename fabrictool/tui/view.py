@@ -12,11 +12,14 @@ from fabrictool.status.fleet import FleetStatus
 from fabrictool.tui.fleet_rows import fleet_headline
 from fabrictool.tui.history import History
 from fabrictool.tui.problems import Trouble, troubles
-from fabrictool.tui.rows import age_text, headline, until_text
+from fabrictool.tui.rows import STALE_S, age_text, headline, passed_text, until_text
 
 if TYPE_CHECKING:
     from fabrictool.status.documents import Event
     from fabrictool.status.sightings import Sighting
+
+OPERATOR_STALE_S = 45.0
+"""Clusters and journal are asked every quarter of a minute."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +31,25 @@ class ScreenView:
     """Wall time; of a replay that of its look."""
     history: History = field(default_factory=History)
 
+    @property
+    def age_s(self) -> float:
+        """Since the newest answer came: by one clock, whatever that of who answers says."""
+        return max(0.0, self.now - self.moment.heard)
+
+    @property
+    def there(self) -> float:
+        """The time now by the clock of who answers, by which its document's times are."""
+        live = self.moment.live
+        return self.now if live is None else live.at + self.age_s
+
+    @property
+    def stale(self) -> bool:
+        """Whether what stands here may not be so any more."""
+        return bool(self.moment.trouble) or (self.moment.live is not None and self.age_s > STALE_S)
+
     @cached_property
     def troubles(self) -> list[Trouble]:
-        return troubles(self.moment, self.history, self.now)
+        return troubles(self.moment, self.history, self.there)
 
     @property
     def events(self) -> list[tuple[str, Event]]:
@@ -45,7 +64,7 @@ class ScreenView:
         live = self.moment.live
         if live is None:
             return f"asking {self.moment.asked or 'for a gateway'} …"
-        told = age_text(max(0.0, self.now - live.at))
+        told = age_text(self.age_s)
         if isinstance(live, FleetStatus):
             return fleet_headline(live, told)
         lines = headline(live, told).splitlines()
@@ -66,7 +85,7 @@ class ScreenView:
             f"tok/s {rate_text(tokens)} {self.history.trend('tokens')}".rstrip(),
             f"open {gateway.totals.in_flight}",
             f"failed {gateway.totals.failures}" + (f" ({failing:.2g}/s)" if failing else ""),
-            f"next end {until_text(min(ends), self.now)}" if ends else "",
+            f"next end {until_text(min(ends), self.there)}" if ends else "",
         ]
         return "   ".join(filter(None, parts))
 
@@ -84,9 +103,18 @@ class ScreenView:
         look = self.moment
         if not look.trouble:
             return ""
-        since = self.now - look.live.at if look.live is not None else None
-        silent = f" for {since:.0f} s" if since is not None else ""
+        silent = f" for {self.age_s:.0f} s" if look.live is not None else ""
         return f"! NO ANSWER{silent}: {visible(look.trouble)}; asking again"
+
+    def operator_line(self) -> str:
+        """How old the operator's side is, and why, where that is worth a word."""
+        operator = self.moment.operator
+        if operator is None:
+            return ""
+        age = max(0.0, self.now - operator.at)
+        if not operator.trouble:
+            return f"clusters and journal: {passed_text(age)} old  STALE" if age > OPERATOR_STALE_S else ""
+        return f"! clusters and journal: {passed_text(age)} old: {visible(operator.trouble)}; asking again"
 
 
 def rate_text(rate: float | None) -> str:

@@ -1,5 +1,7 @@
 """What a shell offers after Tab: names from files, quickly, and nothing where nothing is known."""
 
+import shlex
+
 import pytest
 
 from fabrictool.cli import completing
@@ -16,7 +18,9 @@ def here(tmp_path, monkeypatch):
 def test_names_that_begin_so(here):
     loaded(here, {"a": SMALL})
     assert completing.clusters("") == ["c"]
-    assert completing.whys("m on c") == ["m on c/g", "m on cpu"]
+    assert completing.whys("m@c") == ["m@c/g", "m@cpu"]
+    whole = completing.whys("m@")[0]
+    assert shlex.split(f"fabrictool plan --why-not {whole}")[-1] == whole, "one word for a shell"
     assert completing.codes("ft120")[0] == "FT1201"
     assert "HuggingFaceTB/SmolLM2-135M-Instruct" in completing.models("HuggingFaceTB/")
     assert completing.units("") == [], "nothing was applied yet"

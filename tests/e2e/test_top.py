@@ -101,7 +101,7 @@ def test_top_in_a_terminal_records_what_a_killed_replica_looked_like(fabric_bed)
     seen_by_operator = [s.operator for s in sightings if s.operator is not None]
     assert any(len(operator.units) == 3 for operator in seen_by_operator), [o.warnings for o in seen_by_operator]
     shown = bed.run("top", "--replay", str(seen), "--snapshot", COLUMNS="120", LINES="36").stdout
-    assert f"replay 1/{len(sightings)}" in shown
+    assert f"replay {len(sightings)}/{len(sightings)}" in shown
 
 
 def test_a_terminal_that_is_gone_ends_it(fabric_bed):

@@ -35,6 +35,15 @@ def test_what_a_replica_there_would_cost(three):
     assert values_of(solve(three))["cost"] == 2.0
 
 
+def test_a_question_is_one_word_for_a_shell_or_three_for_people():
+    pools = [pool("alps", device="gh200")]
+    place = "/".join(pools[0].key)
+    for question in (f"chat@{place}", f"chat on {place}", f"  chat   on {place} "):
+        assert whynot.checked(question, ["chat"], pools) == ("chat", pools)
+    assert whynot.checked(f"a@b on {place}", ["a@b"], pools) == ("a@b", pools)
+    assert whynot.checked(f"a@{place}", ["a"], pools) == ("a", pools)
+
+
 def test_that_it_would_miss_its_slo_is_said(three):
     (said,) = answer(three, "m on slow/p")
     assert "it misses the SLO under any load" in said

@@ -46,7 +46,7 @@ async def test_who_is_evicted_or_over_has_no_row_and_the_evicted_are_counted():
 
 @pytest.mark.asyncio
 async def test_a_view_of_an_agent_that_is_too_old_says_so():
-    app = top(lambda: fleet(at=NOW - 60))
+    app = top(fleet, clock=lambda: NOW + 60)
     async with app.run_test(size=(140, 30)) as pilot:
         await settled(pilot)
         assert "STALE" in text(app, "#headline")

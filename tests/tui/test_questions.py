@@ -50,7 +50,7 @@ QUESTIONS = [
     ("what does the job of qwen/1 wait for?", ["4"], "Resources: a node with 4 a100-80g is awaited"),
     ("what happened to it?", ["6"], "connection reset"),
     ("what does its log say?", ["3", "l"], "the log of replica/llama/1"),
-    ("what should I type now?", [], "fabrictool logs llama/1"),
+    ("what should I type now?", [], "fabrictool logs replica/llama/1"),
 ]
 
 

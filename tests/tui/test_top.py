@@ -144,7 +144,7 @@ async def test_the_overview_says_who_needs_somebody_and_how_the_clusters_are():
         rows = {row[0]: row for row in cells(app)}
         assert rows["llama/1"][1:3] == ["lost", "13 s"]
         assert rows["llama/1"][3] == "clariden/n2: its tunnel broke"
-        assert rows["llama/1"][4] == "fabrictool logs llama/1"
+        assert rows["llama/1"][4] == "fabrictool logs replica/llama/1"
         assert rows["llama"][1] == "degraded"
         assert cells(app)[0][0] == "llama/1", "the worst first"
         assert [row[:2] for row in cells(app, "#clusters")] == [["clariden", "1 lost"], ["bristen", "ok"]]
@@ -419,7 +419,8 @@ async def test_a_gateway_that_stops_answering_leaves_the_last_view_and_says_so()
             return answers.pop()
         raise UnreachableError.of("FT5201", "no status from h:1: connection refused")
 
-    app = Top(Answers(ask), 0.01, clock=lambda: NOW + 60)
+    now = [NOW + 60]
+    app = Top(Answers(ask), 0.01, clock=lambda: now[0])
     async with app.run_test(size=(140, 30)) as pilot:
         for _ in range(100):
             await pilot.pause(0.02)
@@ -432,6 +433,7 @@ async def test_a_gateway_that_stops_answering_leaves_the_last_view_and_says_so()
         assert app.screen.query_one("#headline").size.height >= 3  # none of its lines is cut
         assert len(cells(app, "#clusters")) == 2
         back.append(gateway(fabric="back"))
+        now[0] = NOW + 1
         for _ in range(100):
             await pilot.pause(0.02)
             if text(app, "#headline").startswith("back"):

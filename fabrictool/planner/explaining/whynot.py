@@ -1,4 +1,7 @@
-"""Why a model does not stand somewhere: ``MODEL on PLACE``, a device, a partition, a cluster, a site or a provider."""
+"""Why a model does not stand somewhere: ``MODEL on PLACE`` or ``MODEL@PLACE``.
+
+A place is a device, a partition, a cluster, a site or a provider.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
 MOST_PLACES = 6
 """Partitions that are answered for one by one."""
 NO_BASES: Mapping[str, str] = MappingProxyType({})
-_QUESTION = re.compile(r"\s*(?P<model>\S+)\s+on\s+(?P<place>\S+)\s*")
+_QUESTION = re.compile(r"\s*(?P<model>\S+?)(?:\s+on\s+|@)(?P<place>\S+)\s*")
 
 
 def checked(

@@ -76,6 +76,10 @@ class TableScreen(Screen[None]):
             clusters.give(CLUSTERS.rows(view), self._width)
         self._fill()
 
+    def say(self, headline: str) -> None:
+        """Just that: the tables stay as they are."""
+        self.query_one("#headline", Static).update(headline)
+
     def _fill(self) -> None:
         self.table.fill(self._width)
         empty = self.query_one("#empty", Static)

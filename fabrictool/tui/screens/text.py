@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
+MOST_LINES = 10_000
+"""That a log's screen keeps."""
 BACK = Binding("escape", "app.return", "back", id="top.back")
 
 
@@ -42,6 +44,14 @@ class TextScreen(Screen[None]):
             self.query_one("#text", Static).update("\n".join(lines))
 
 
+def remainder(before: list[str], now: list[str]) -> list[str]:
+    """What a tail has that the one before it had not: the longest end of that one is where this begins."""
+    for length in range(min(len(before), len(now)), 0, -1):
+        if before[-length:] == now[:length]:
+            return now[length:]
+    return now
+
+
 class LogScreen(Screen[None]):
     """The tail of a unit's log, followed until somebody scrolls."""
 
@@ -56,13 +66,16 @@ class LogScreen(Screen[None]):
         super().__init__()
         self.address = address
         self._lines: list[str] = []
+        """All that was given, as far as `MOST_LINES`."""
+        self._tail: list[str] = []
+        """As it was given last."""
         self._wanted = ""
-        self._shown: list[str] = []
+        self._follows = True
         self._ready = False
 
     def compose(self) -> ComposeResult:
         yield Static(f"log of {visible(self.address)}", id="headline", markup=False)
-        yield RichLog(id="log", auto_scroll=True, markup=False, highlight=False)
+        yield RichLog(id="log", max_lines=MOST_LINES, auto_scroll=False, markup=False, highlight=False)
         yield Input(id="line", placeholder="words that a line must have; !word must not")
         yield Footer()
 
@@ -74,24 +87,30 @@ class LogScreen(Screen[None]):
 
     def give(self, lines: list[str]) -> None:
         """The tail as it is now."""
-        self._lines = [visible(line) for line in lines]
-        self._fill()
-
-    def _fill(self) -> None:
+        tail = [visible(line) for line in lines]
+        fresh = remainder(self._tail, tail)
+        first = not self._lines
+        self._tail = tail
+        self._lines = [*self._lines, *fresh][-MOST_LINES:]
         if not self._ready:
             return
-        lines = [line for line in self._lines if matches((line,), self._wanted)]
-        if not self._lines:
-            lines = ["nothing was written yet"]
-        if lines == self._shown:
-            return
+        if first:
+            self._fill()
+        else:
+            self._write(fresh)
+
+    def _fill(self) -> None:
+        """All lines that pass the filter, from the first on."""
+        self.query_one("#log", RichLog).clear()
+        self._write(self._lines or ["nothing was written yet"])
+
+    def _write(self, lines: list[str]) -> None:
+        """Below what stands there; who has scrolled away from the end stays where he is."""
         log = self.query_one("#log", RichLog)
-        fresh = lines[len(self._shown) :] if lines[: len(self._shown)] == self._shown else None
-        if fresh is None:
-            log.clear()
-        for line in lines if fresh is None else fresh:
-            log.write(Text(line))
-        self._shown = lines
+        to_end = self._follows and log.is_vertical_scroll_end
+        for line in lines:
+            if not self._lines or matches((line,), self._wanted):
+                log.write(Text(line), scroll_end=to_end)
 
     def action_search(self) -> None:
         line = self.query_one("#line", Input)
@@ -99,21 +118,18 @@ class LogScreen(Screen[None]):
         line.focus()
 
     def action_follow(self) -> None:
-        log = self.query_one("#log", RichLog)
-        log.auto_scroll = not log.auto_scroll
-        self.notify("following" if log.auto_scroll else "not following")
+        self._follows = not self._follows
+        if self._follows:
+            self.query_one("#log", RichLog).scroll_end(animate=False)
+        self.notify("following" if self._follows else "not following")
 
     def action_wrap(self) -> None:
         log = self.query_one("#log", RichLog)
         log.wrap = not log.wrap
-        self._shown = []
-        log.clear()
         self._fill()
 
     def on_input_changed(self, event: Input.Changed) -> None:
         self._wanted = event.value
-        self._shown = []
-        self.query_one("#log", RichLog).clear()
         self._fill()
 
     def on_input_submitted(self) -> None:
