@@ -86,7 +86,7 @@ class Shared:
     targets: tuple[float | None, float | None]
     """Seconds to the first token and for each further one, that turns go by; None: the engine's own."""
     names: tuple[str, ...]
-    """Of the companions."""
+    """Of the companions, in the order of `parts`."""
     played: dict[float, SharedLoad] = field(default_factory=dict, compare=False)
 
     @property

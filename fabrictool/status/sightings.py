@@ -55,9 +55,8 @@ class OperatorView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     unknown: dict[str, str] = {}
     """Cluster that does not answer → why."""
     drift: list[str] = []
-    """Sentences."""
+    """A sentence for each difference between blueprint and clusters."""
     warnings: list[str] = []
-    """Sentences."""
     journal: list[JournalLine] = []
     """Of the last apply, oldest first."""
     targets: dict[str, tuple[float | None, float | None]] = {}
@@ -81,7 +80,7 @@ class Sighting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     trouble: str = ""
     """Why this look was not answered; "": it was."""
     asked: str = ""
-    """Whom it asked."""
+    """The gateway or node that the look went to."""
 
     @property
     def heard(self) -> float:

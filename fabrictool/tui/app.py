@@ -41,6 +41,7 @@ LOG_S = 2.0
 OF_THE_OPERATOR = ("jobs", "plan")
 """Screens that show what the clusters and the journal say."""
 NAMES = [spec.name for spec in TABLES]
+SCREENS = [*NAMES, "logs"]
 REPLAY_KEYS = """replay
   , .      a look back, forth
   < >      thirty looks back, forth
@@ -83,7 +84,7 @@ class Top(App[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         *(
             Binding(str(number), f"show('{name}')", name, id=f"top.{name}", show=False)
-            for number, name in enumerate([*NAMES, "logs"], 1)
+            for number, name in enumerate(SCREENS, 1)
         ),
         Binding("d", "describe", "describe", id="top.describe"),
         Binding("l", "logs", "logs", id="top.logs-of"),
@@ -214,7 +215,7 @@ class Top(App[None]):
         return f"replay {self._feed.at + 1}/{len(self._feed.looks)}, {then}   , . < > move"
 
     def _tabs(self) -> str:
-        names = [f"{number} {name}" for number, name in enumerate([*NAMES, "logs"], 1)]
+        names = [f"{number} {name}" for number, name in enumerate(SCREENS, 1)]
         at = NAMES.index(self._shown)
         names[at] = f"[reverse] {names[at]} [/reverse]"
         return "  ".join(names)
@@ -307,7 +308,7 @@ class Top(App[None]):
 
     def go(self, where: str) -> None:
         """To a screen by the begin of its name, or to a model."""
-        names = [name for name in [*NAMES, "logs"] if where and name.startswith(where)]
+        names = [name for name in SCREENS if where and name.startswith(where)]
         if where in ("q", "quit"):
             self.exit()
         elif names:
@@ -323,7 +324,7 @@ class Top(App[None]):
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The palette: Textual's own, and every screen."""
         yield from super().get_system_commands(screen)
-        for name in [*NAMES, "logs"]:
+        for name in SCREENS:
             yield SystemCommand(name, f"Show {name}", lambda name=name: self.action_show(name))
 
     def _under_cursor(self) -> Subject:

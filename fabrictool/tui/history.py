@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fabrictool.status.sightings import Sighting
 
 KEPT_S = 900.0
-"""Of the past."""
+"""Seconds of the past that curves and rates can look at."""
 RATE_S = 30.0
 """Rates are means over so long."""
 TREND_S = 10.0

@@ -236,4 +236,4 @@ TABLES = (
     TableSpec("plan", PLAN_COLUMNS, last_apply, _apply_text),
 )
 CLUSTERS = TableSpec("clusters", CLUSTER_COLUMNS, clusters, _says("no node has joined yet"))
-"""Under the overview."""
+"""Stands under the overview, on no screen of its own."""

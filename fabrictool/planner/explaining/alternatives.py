@@ -118,7 +118,7 @@ def alternative_sentences(problem: PlacementProblem, solution: Solution, currenc
             what = "each request/s" if rate[model] else "a replica"
             yield f"{model}: not on {there}: {what} there would mean {worse} (marginal, by the relaxation)"
         else:
-            yield f"{model}: {there}: {instead(problem, solution, unused.option, currency, seed)}"
+            yield f"{model}: {there}: {_instead(problem, solution, unused.option, currency, seed)}"
     second = runner_up(problem, solution, seed)
     if second is not None:
         counts, values = second
@@ -128,7 +128,7 @@ def alternative_sentences(problem: PlacementProblem, solution: Solution, currenc
         yield f"second best: {_differences(problem, solution.counts, counts)}: {loss}"
 
 
-def instead(problem: PlacementProblem, solution: Solution, option: int, currency: str, seed: int) -> str:
+def _instead(problem: PlacementProblem, solution: Solution, option: int, currency: str, seed: int) -> str:
     """What one replica there would cost, in whole replicas where that can be found out soon."""
     if len(problem.options) > FEW:
         return "equally good by the LP bound; whole replicas can cost more"
@@ -145,7 +145,7 @@ def with_one_of(
     try:
         result = in_order(there, names, seconds=SECONDS, seed=seed)
     except FabrictoolError:
-        return "equally good by the LP bound; whole replicas can cost more", None
+        return "what a replica there would cost was not found out in time", None
     if result is None:
         return "the rules leave no room for a replica there", None
     counts = there.counts(result[1])

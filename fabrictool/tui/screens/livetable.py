@@ -45,7 +45,7 @@ class LiveTable(DataTable[Text]):
         self._letters: dict[str, int] = {}
         """Column that there is room for → letters of its cells."""
         self.wanted = ""
-        """The filter."""
+        """Text that a row must have to be shown; "": all are."""
         self.sorted_by = ""
         """Column; "": as the rows come, problems first."""
         self.descending = False
