@@ -120,6 +120,7 @@ class BlueprintCheck(ReferenceCheck):
             if staged is not None:
                 self.refer("FT1270", place, staged[0], self._blueprint.weights, "weights")
         self._trust(path, wanted)
+        self._groups(path, wanted)
         for key, names in (("prefer", wanted.place.prefer), ("avoid", wanted.place.avoid)):
             for index, name in enumerate(names):
                 known = self._places | set(accelerators())
@@ -192,6 +193,20 @@ class BlueprintCheck(ReferenceCheck):
             self.say("FT1224", path, message, f"at most {architecture.max_context} tok in `variant.context`")
         if architecture is not None:
             self._lengths(path, companion, architecture)
+
+    def _groups(self, path: Steps, wanted: Model) -> None:
+        """Whose parts of the demand are named."""
+        shares = {} if wanted.demand is None else wanted.demand.groups or {}
+        for name in shares:
+            where = (*path, "demand", "groups", name)
+            known = self.refer("FT1208", where, name, self._blueprint.trust.groups, "group")
+            if known and wanted.groups is not None and name not in wanted.groups:
+                self.say("FT1282", where, f"{name} may not ask for this model", "add it to the model's `groups`")
+        for name, its in wanted.companions.items():
+            if its.demand is not None and its.demand.groups is not None:
+                hint = "leave them out, or make it a model of its own"
+                where = (*path, "companions", name, "demand", "groups")
+                self.say("FT1282", where, "a companion's requests go where its model's go", hint)
 
     def _trust(self, path: Steps, wanted: Model) -> None:
         if wanted.trust is None or any(name not in self._inventory.providers for name in wanted.trust):

@@ -132,6 +132,7 @@ def _forecast_lines(plan: Plan) -> list[str]:
     lines += [
         line for model in forecast.models for text in complaints(model) for line in folded(f"  ▲ {model.model}: {text}")
     ]
+    lines += [line for model in forecast.models for text in group_lines(model) for line in folded(f"  {text}", "    ")]
     cost = f"{forecast.cost_per_hour:.2f} {forecast.currency}/h" if forecast.currency else "no prices in the inventory"
     power = f"{forecast.power_w:.0f} W" if forecast.power_w else "no power figures"
     lines.append(f"cost {cost}   power {power}")
@@ -171,6 +172,24 @@ def complaints(model: ModelForecast) -> list[str]:
     if model.overruled:
         lines.append(f"the closed form says {model.overruled}; the replay is trusted")
     return [*lines, *([f"because {model.why}"] if model.why else [])]
+
+
+def group_lines(model: ModelForecast) -> list[str]:
+    """Of a model whose demand is divided by consumer group: who gets what of it, and from how many replicas."""
+    lines = []
+    for group in () if isinstance(model.groups, msgspec.UnsetType) else model.groups:
+        who = f"group {group.group}" if group.group else "everybody else"
+        got = "all served" if group.served >= 1 else f"only {share_text(group.served)} of that served"
+        few = "" if group.replicas == model.replicas else f"of {model.replicas} "
+        may = f"{group.replicas} {few}replica{'s'[: model.replicas != 1]} may answer"
+        lost = (
+            ""
+            if group.left is None or model.survival is None
+            else f", {group.left} after any {model.survival.loss} is lost"
+        )
+        mark = "" if group.served >= 1 and group.replicas else "▲ "
+        lines.append(f"{mark}{model.model} for {who} ({group.share * 100:.3g}%): {got}; {may}{lost}")
+    return lines
 
 
 def share_text(share: float) -> str:

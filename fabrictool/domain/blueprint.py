@@ -126,6 +126,17 @@ class Demand(Document):
     trace: Text | None = None
     """File with a recorded workload, relative to the blueprint; its mean rate, its lengths and its `cv` instead of the
     others."""
+    groups: Annotated[dict[Name, Attainment], Field(min_length=1)] | None = None
+    """Consumer group of ``trust.groups`` → its share of the requests, such as ``{lab-a: 60%}``: planned for where the
+    group allows it. The rest may be served by any provider that may serve the model. Absent: all of it."""
+
+    @model_validator(mode="after")
+    def _at_most_all(self) -> Demand:
+        total = sum(map(float, (self.groups or {}).values()))
+        if total > 1.0 + 1e-9:
+            hint = "shares of all that is asked for; what they leave is everybody else's"
+            raise problem("FT1282", f"the groups ask for {total * 100:.6g}% of the demand", hint)
+        return self
 
     @model_validator(mode="after")
     def _one_form(self) -> Demand:

@@ -15,7 +15,7 @@ from fabrictool.base.canonical import digest
 from fabrictool.domain.specs import AgentSpec, GatewaySpec, Phase, lasting
 
 if TYPE_CHECKING:
-    from fabrictool.domain.blueprint import Blueprint
+    from fabrictool.domain.blueprint import Blueprint, ModelDefaults
     from fabrictool.domain.inventory import Inventory
 
 PLAN_API = "fabrictool/plan/v1"
@@ -161,6 +161,21 @@ class Survival(msgspec.Struct, frozen=True):
     """The loss that leaves least, in words; "": each of them leaves all."""
 
 
+class GroupForecast(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one consumer group gets of a model, where the blueprint divides its demand."""
+
+    group: str = ""
+    """"": all those for whom the blueprint names no part."""
+    share: float
+    """Of the model's demand."""
+    served: float
+    """Share of that which can be served by those whom the group allows."""
+    replicas: int
+    """That may answer the group."""
+    left: int | None = None
+    """Of these, after the worst of the losses that the model is to survive; None: it is to survive none."""
+
+
 class ModelForecast(msgspec.Struct, frozen=True, kw_only=True):
     """What the simulator expects of one model under its declared demand."""
 
@@ -190,6 +205,8 @@ class ModelForecast(msgspec.Struct, frozen=True, kw_only=True):
     """None: the model is not to survive anything."""
     why: str = ""
     """Of a model that is not shown to meet its SLO: why nothing more was done about it."""
+    groups: tuple[GroupForecast, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Not written where the blueprint does not divide the demand."""
 
     @property
     def unserved(self) -> str:
@@ -316,17 +333,25 @@ def decode_plan(data: bytes) -> Plan:
     return plan
 
 
+def _unwritten(model: ModelDefaults) -> dict[str, Any]:
+    """Fields that came later and of which it says nothing."""
+    fields = {"parallelism": {"dp"}} if model.parallelism.dp is None else {}
+    return fields | ({"demand": {"groups"}} if model.demand is not None and model.demand.groups is None else {})
+
+
 def inputs_digest(blueprint: Blueprint, inventory: Inventory) -> str:
     """Of what the files say after merging, as the types understand it: comments and order do not count.
 
-    A blueprint that describes no model itself or names no `dp`, and an inventory without calibrations, have the digest
-    that they had before there were such: plans stay good.
+    What says nothing of fields that came later has the digest that it had before there were such: plans stay good.
     """
-    without_dp = {"parallelism": {"dp"}}
     left_out: dict[str, Any] = {} if blueprint.architectures else {"architectures": True}
-    left_out["models"] = {name: without_dp for name, model in blueprint.models.items() if model.parallelism.dp is None}
-    if blueprint.defaults.parallelism.dp is None:
-        left_out["defaults"] = without_dp
+    left_out["models"] = {name: _unwritten(model) for name, model in blueprint.models.items()}
+    left_out["models"] |= {
+        name: left_out["models"][name] | {"companions": {beside: {"demand": {"groups"}} for beside in model.companions}}
+        for name, model in blueprint.models.items()
+        if model.companions
+    }
+    left_out["defaults"] = _unwritten(blueprint.defaults)
     # Of a calibration counts what it says, and not where it lies.
     documents = [
         blueprint.model_dump(mode="json", exclude=left_out),

@@ -6,9 +6,12 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, get_args
 
+import msgspec
+
 from fabrictool.base.canonical import tidy
-from fabrictool.domain.plan import Band, Forecast, ModelForecast, Survival
+from fabrictool.domain.plan import Band, Forecast, GroupForecast, ModelForecast, Survival
 from fabrictool.domain.specs import Phase
+from fabrictool.planner.group_service import services
 from fabrictool.planner.stages import TOLERANCE
 from fabrictool.planner.survival import worst_loss
 from fabrictool.planner.targets import slo_misses
@@ -105,8 +108,25 @@ def _model(
         slo=verdict,
         judge=judge,
         survival=_survival(problem, solution, need),
+        groups=_groups(problem, solution, need),
         overruled=overruled if verdict not in ("undecided", overruled) and served == 1.0 else "",
     )
+
+
+def _groups(
+    problem: PlacementProblem, solution: Solution, need: ModelNeed
+) -> tuple[GroupForecast, ...] | msgspec.UnsetType:
+    told = tuple(
+        GroupForecast(
+            group=service.group.group,
+            share=tidy(service.group.share),
+            served=tidy(service.served),
+            replicas=service.replicas,
+            left=service.left,
+        )
+        for service in services(problem, need, solution)
+    )
+    return told or msgspec.UNSET
 
 
 def _survival(problem: PlacementProblem, solution: Solution, need: ModelNeed) -> Survival | None:

@@ -13,6 +13,7 @@ idle, :math:`k_o = \sum_l x_{ol} \in \mathbb{N}` replicas, :math:`u_m \ge 0` req
   pools of any outage; prefill replicas do not count towards it
 * phases      what prefill options of a pool get is handed to decode options of the pools that it reaches, and all that
   crosses the link between two sites fits it
+* groups      who may be served by whom, where the demand is divided by consumer group (`planner.consumers`)
 * survival    for each loss l (`planner.survival`), what is left and :math:`v_{ml} \ge 0` take the demand; of a node, a
   column in :math:`\{0, 1\}` says whether less is lost with what it can hold or with all that its pool has
 * pins, and with *spread* at most :math:`\lceil \sum k_o / S \rceil` replicas a site
@@ -31,6 +32,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from fabrictool.planner.consumers import flow_rows, providers_of
 from fabrictool.planner.program import Program, ProgramSolution, Terms
 from fabrictool.planner.survival import losses, lost_with_a_node, reserves, stands_in
 
@@ -85,6 +87,7 @@ class Formulation:
         for need in problem.needs:
             self._demand_rows(need, by_model[need.model])
             self._phase_rows(need.model, by_model[need.model])
+            self._group_rows(need, by_model[need.model])
             self._survival_rows(need, by_model[need.model])
         self._link_rows()
         for pool in problem.pools:
@@ -256,6 +259,20 @@ class Formulation:
                 these = [term for i in mine if options[i].phase == phase for term in self._count_in(i, pools)]
                 those = [term for i in mine if options[i].phase == other for term in self._count_in(i, there)]
                 program.row(-INFINITY, 0, [*these, *[(c, -most * w) for c, w in those]])
+
+    def _group_rows(self, need: ModelNeed, mine: list[int]) -> None:
+        """Who of a model's consumers is served by whom."""
+        if not need.parts or not need.rate:
+            return
+        options, loads = self.problem.options, defaultdict[frozenset[str], Terms](list)
+        for i in mine:
+            if options[i].phase == "unified":
+                loads[providers_of(options[i])] += self._load(i)
+        provider = {options[i].pool.key: options[i].pool.provider for i in mine}
+        for (model, sender, receiver), column in self._handed.items():
+            if model == need.model:
+                loads[frozenset({provider[sender], provider[receiver]})].append((column, 1.0))
+        flow_rows(self.program, need, loads, lambda most: self._column(need.model, 0, most))
 
     def _survival_rows(self, need: ModelNeed, mine: list[int]) -> None:
         """A column for what each loss leaves unserved of each thing that has to be left, and the rows that say so."""

@@ -221,6 +221,17 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupDemand:
+    """A consumer group's part of a model's demand."""
+
+    group: str
+    """"": of all for whom the blueprint names no part."""
+    share: float
+    allowed: frozenset[str] | None = None
+    """Providers that may serve it; None: any of those that may serve the model."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelNeed:
     """One model's demand and rules."""
 
@@ -240,6 +251,8 @@ class ModelNeed:
     """What may be lost without the demand being unserved (`planner.survival`)."""
     groups: tuple[frozenset[str], ...] = ()
     """Providers that may serve each consumer group which may ask for the model; none: there are no groups."""
+    parts: tuple[GroupDemand, ...] = ()
+    """The whole demand, by who asks (`planner.consumers`); none: it is not divided."""
 
 
 @dataclass(frozen=True, slots=True)

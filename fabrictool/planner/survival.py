@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 from fabrictool.domain.plan import LossKind
+from fabrictool.planner.consumers import may_use, providers_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -43,7 +44,7 @@ class Reserve:
     unit: float
     """Requests/s that count as unserved for each unit that lacks."""
     whose: str = ""
-    """Of a group of consumers: the providers that may serve it; "": it is the demand of all."""
+    """Of groups of consumers: the providers that may serve them; "": it is the demand of all."""
 
     def can_survive(self, options: Mapping[int, Option], loss: Loss) -> bool:
         """Whether any placement can: a group that only one provider may serve has nobody left without it."""
@@ -71,7 +72,9 @@ def reserves(need: ModelNeed, options: Mapping[int, Option]) -> Iterator[Reserve
     for side in SIDES[: 1 if unified else None]:
         mine = {i: option for i, option in options.items() if option.phase in ("unified", side)}
         if need.rate:
-            yield Reserve({i: after_loss(option) for i, option in mine.items()}, need.rate, 1.0)
+            gives = {i: after_loss(option) for i, option in mine.items()}
+            yield Reserve(gives, need.rate, 1.0)
+            yield from _of_groups(need, options, gives)
         for allowed in need.groups or ((None,) if not need.rate else ()):
             permitted = {
                 i: 1.0
@@ -80,6 +83,23 @@ def reserves(need: ModelNeed, options: Mapping[int, Option]) -> Iterator[Reserve
             }
             if permitted:  # a group that nobody may serve is told of elsewhere, whatever is lost
                 yield Reserve(permitted, 1.0, rate, "" if allowed is None else ", ".join(sorted(allowed)))
+
+
+def _of_groups(need: ModelNeed, options: Mapping[int, Option], gives: Mapping[int, float]) -> Iterator[Reserve]:
+    """For every set of groups, what they ask for together, of all that any of them may use: by Hall's theorem all of
+    them are served where each of these is there.
+    """
+    usable = [frozenset(i for i in gives if may_use(group, providers_of(options[i]))) for group in need.parts]
+    together = {frozenset[int]()}
+    for mine in dict.fromkeys(usable):
+        together |= {mine | others for others in together}
+    for some in sorted(together, key=sorted):
+        asking = [group for group, mine in zip(need.parts, usable, strict=True) if mine and mine <= some]
+        # Of all replicas the whole demand is asked for already.
+        if asking and len(some) < len(gives):
+            allowed = frozenset[str]().union(*(group.allowed or () for group in asking))
+            rate = need.rate * sum(group.share for group in asking)
+            yield Reserve({i: gives[i] for i in sorted(some)}, rate, 1.0, ", ".join(sorted(allowed)))
 
 
 def after_loss(option: Option) -> float:

@@ -78,6 +78,8 @@ def _rules(model: Model, rate: float, total: int, stable: int) -> Iterator[tuple
 
     if model.trust is not None:
         yield "its trust allowlist", but(trust=None)
+    if model.demand is not None and model.demand.groups is not None:
+        yield "its demand by group", but(demand=model.demand.model_copy(update={"groups": None}))
     if model.survive is not None:
         yield f"`survive: {model.survive}`", but(survive=None), "survived"
     if model.tier == "owned":

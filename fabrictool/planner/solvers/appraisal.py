@@ -83,9 +83,12 @@ def _even(problem: PlacementProblem, counts: Mapping[int, int], loads: Mapping[i
     and where a fabric is nearly idle a solver puts all of it on one of them.
     """
     groups: dict[object, list[int]] = {}
+    divided = {need.model for need in problem.needs if need.parts}  # whom a group allows is a provider
     for i in counts:
-        if problem.options[i].phase == "unified" and not problem.options[i].others:
-            groups.setdefault(problem.options[i].kind, []).append(i)
+        option = problem.options[i]
+        if option.phase == "unified" and not option.others:
+            provider = option.pool.provider if option.model in divided else ""
+            groups.setdefault((option.kind, provider), []).append(i)
     even = dict(loads)
     for alike in groups.values():
         share = sum(loads.get(i, 0.0) for i in alike) / sum(counts[i] for i in alike)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from fabrictool.base.errors import FabrictoolError
 from fabrictool.planner.solvers.appraisal import appraise
 from fabrictool.planner.solvers.clustering import clusters
 from fabrictool.planner.solvers.groups import MOST_BLOCKS, Deduction, DeviceGroup
@@ -56,6 +57,8 @@ class TabuSearch:
     """One problem's groups, and what they are worth."""
 
     def __init__(self, problem: PlacementProblem, rng: random.Random) -> None:
+        """Raises FabrictoolError FT2030 where the problem asks for what groups of devices are not weighed by."""
+        _require_known(problem)
         self.problem, self.rng = problem, rng
         self.deduction = Deduction(problem)
         self.needs = {need.model: need for need in problem.needs}
@@ -215,6 +218,13 @@ class TabuSearch:
                 counts[column] += count
         solution = appraise(self.extended, counts, f"{solver} (groups and phases; flow in OR-Tools)", deadline_s, seed)
         return replace(solution, added=self.deduction.added)
+
+
+def _require_known(problem: PlacementProblem) -> None:
+    divided = [need.model for need in problem.needs if need.parts]
+    if divided:
+        message = f"this search does not know consumer groups, by which the demand for {', '.join(divided)} is divided"
+        raise FabrictoolError.of("FT2030", message, hint="`--solver exact`")
 
 
 def _additions(groups: Sequence[DeviceGroup]) -> Iterator[Change]:

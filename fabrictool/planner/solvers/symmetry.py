@@ -149,7 +149,9 @@ def _shape(problem: PlacementProblem, pool: Pool, here: Iterable[int]) -> Hashab
     """All of a pool that the program looks at."""
     spread = any(need.spread_sites for need in problem.needs)
     away = tuple(at for at, outage in enumerate(problem.outages) if pool.key in outage)
-    same = replace(pool, cluster="", partition="", provider="", site=pool.site if spread else "", nodes=0)
+    divided = any(need.parts for need in problem.needs)  # whom a group allows is a provider
+    provider, site = pool.provider if divided else "", pool.site if spread else ""
+    same = replace(pool, cluster="", partition="", provider=provider, site=site, nodes=0)
     return (same, away, frozenset(_column(problem.options[i]) for i in here))
 
 
