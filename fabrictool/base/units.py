@@ -15,6 +15,7 @@ class         base unit       written as
 `Share`       0 to 1          ``95%``
 `Compute`     operations/s    ``989.4 TFLOP/s``
 `Price`       currency/hour   ``1.20 CHF/h``
+`Spending`    currency/time   ``400 CHF/h`` ``250000 CHF/month`` (h day month)
 `Instant`     s since 1970    ``2026-12-01T06:00Z``
 ============= =============== ====================================================
 
@@ -440,6 +441,56 @@ class Price:
 
     def __str__(self) -> str:
         return f"{_plain(Decimal(repr(self.amount)))} {self.currency}/h"
+
+    def __float__(self) -> float:
+        return self.amount
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """Money in a time; a month has 730 hours."""
+
+    amount: float
+    currency: str
+    per: str
+    """``h``, ``day`` or ``month``."""
+
+    NOUN: ClassVar[str] = "an amount of money in a time"
+    EXAMPLES: ClassVar[tuple[str, ...]] = ("400 CHF/h", "250000 CHF/month")
+    HOURS: ClassVar[Mapping[str, float]] = {"h": 1.0, "day": 24.0, "month": 730.0}
+    MOST: ClassVar[int] = 10**12
+    PATTERN: ClassVar[str] = r"^\+?[0-9]+(\.[0-9]+)? ?[A-Z]{3}\/(h|day|month)$"
+
+    @classmethod
+    def parse(cls, text: str) -> Spending:
+        """Read ``NUMBER CUR/h``, ``NUMBER CUR/day`` or ``NUMBER CUR/month``.
+
+        Raises
+        ------
+        UnitError
+            FT1110 no unit, FT1111 another unit, FT1112 not a number, FT1113 negative or too large.
+        """
+        number, unit = split(text, cls.NOUN, cls.EXAMPLES)
+        if not unit:
+            raise UnitError("FT1110", f"{cls.NOUN} needs a unit", f"write `{_plain(number)} CHF/month`?")
+        match = re.fullmatch(rf"([A-Z]{{3}})/({'|'.join(cls.HOURS)})", unit)
+        if match is None:
+            hint = f"a currency code and a time, {', '.join(cls.HOURS)}: `{cls.EXAMPLES[1]}`"
+            raise UnitError("FT1111", f"`{unit}` is not a unit of {cls.NOUN}", hint)
+        if number > cls.MOST:
+            raise UnitError("FT1113", f"`{text}` is too large for {cls.NOUN}", f"at most `{cls.MOST} {unit}`")
+        return cls(float(number), match[1], match[2])
+
+    @property
+    def hours(self) -> float:
+        return self.HOURS[self.per]
+
+    @property
+    def per_hour(self) -> float:
+        return self.amount / self.hours
+
+    def __str__(self) -> str:
+        return f"{_plain(Decimal(repr(self.amount)))} {self.currency}/{self.per}"
 
     def __float__(self) -> float:
         return self.amount

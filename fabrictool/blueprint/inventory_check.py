@@ -11,11 +11,12 @@ from fabrictool.catalog import accelerators, engines, links, startable
 from fabrictool.domain.inventory import TIERS, UNVERIFIED
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from fabrictool.base.errors import Place
     from fabrictool.blueprint.tree import Steps, YamlNode
     from fabrictool.domain.inventory import ClusterSpec, Install, Inventory, Partition
+    from fabrictool.domain.limits import Limit
 
 
 class ReferenceCheck:
@@ -44,6 +45,25 @@ class ReferenceCheck:
         self.say(code, path, f"there is no {noun} `{name}`{where}", meant(name, known, f"{plural}{where}"))
         return False
 
+    def check_limits(self, limits: Mapping[str, Limit], inventory: Inventory) -> None:
+        """Whether each is of something that there is."""
+        partitions = [p for cluster in inventory.clusters.values() for p in cluster.partitions.values()]
+        accounts = {p.job.account for p in partitions} - {""}
+        parts: dict[str, tuple[str, Collection[str]]] = {
+            "provider": ("FT1201", inventory.providers), "site": ("FT1202", inventory.sites),
+            "cluster": ("FT1203", inventory.clusters), "account": ("FT1283", accounts),
+        }  # fmt: skip
+        for name, limit in limits.items():
+            kind, part = limit.scope
+            if kind:
+                code, known = parts[kind]
+                self.refer(code, ("limits", name, kind), part, known, kind)
+            currencies = {p.price.currency for p in partitions if p.price is not None}
+            if limit.cost is not None and limit.cost.currency not in currencies:
+                there = f"prices are in {', '.join(sorted(currencies))}" if currencies else "no partition has a price"
+                hint = "write it in the inventory's currency" if currencies else "write `price` for partitions"
+                self.say("FT1283", ("limits", name, "cost"), f"{limit.cost.currency}, and {there}", hint)
+
 
 class InventoryCheck(ReferenceCheck):
     """The inventory by itself."""
@@ -64,6 +84,7 @@ class InventoryCheck(ReferenceCheck):
             self._cluster(("clusters", name), cluster)
         self._links()
         self._currencies()
+        self.check_limits(self._inventory.limits, self._inventory)
         return self._problems
 
     def _cluster(self, path: Steps, cluster: ClusterSpec) -> None:

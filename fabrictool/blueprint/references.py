@@ -66,6 +66,9 @@ class BlueprintCheck(ReferenceCheck):
         self._aliases()
         self._keys()
         self._move_price()
+        self.check_limits(self._blueprint.limits, self._inventory)
+        for name in sorted(set(self._blueprint.limits) & set(self._inventory.limits)):
+            self.say("FT1283", ("limits", name), "the inventory has a limit of this name, too", "give it another name")
         self._routing()
         gateways = GatewayCheck(self._blueprint, self._inventory, self._tree).run()
         return [*self._problems, *ArchitectureCheck(self._blueprint.architectures, self._tree).run(), *gateways]

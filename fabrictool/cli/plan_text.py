@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fabrictool.domain.observed import Observed
-    from fabrictool.domain.plan import Action, Band, Certificate, ModelForecast, Outlook, Plan, StartTime
+    from fabrictool.domain.plan import Action, Band, Certificate, Forecast, ModelForecast, Outlook, Plan, StartTime
 
 SYMBOLS = {"create": "+", "update": "~", "replace": "~", "delete": "-", "keep": "=", "unknown": "?"}
 
@@ -136,6 +136,7 @@ def _forecast_lines(plan: Plan) -> list[str]:
     cost = f"{forecast.cost_per_hour:.2f} {forecast.currency}/h" if forecast.currency else "no prices in the inventory"
     power = f"{forecast.power_w:.0f} W" if forecast.power_w else "no power figures"
     lines.append(f"cost {cost}   power {power}")
+    lines += [line for text in limit_lines(forecast) for line in folded(text)]
     lines.append(f"basis: {forecast.basis}")
     certificate = plan.certificate
     gap = gap_text(certificate)
@@ -172,6 +173,18 @@ def complaints(model: ModelForecast) -> list[str]:
     if model.overruled:
         lines.append(f"the closed form says {model.overruled}; the replay is trusted")
     return [*lines, *([f"because {model.why}"] if model.why else [])]
+
+
+def limit_lines(forecast: Forecast) -> list[str]:
+    """How much of each limit is used."""
+    return [
+        f"limit {use.name}: {_amount(use.used)} of {_amount(use.most)} {use.unit} ({use.whose or 'the whole fabric'})"
+        for use in (() if isinstance(forecast.limits, msgspec.UnsetType) else forecast.limits)
+    ]
+
+
+def _amount(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 or value == round(value) else f"{value:.4g}"
 
 
 def group_lines(model: ModelForecast) -> list[str]:

@@ -12,6 +12,7 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 from fabrictool.base import units
 from fabrictool.catalog import model as catalogued_model
 from fabrictool.domain.architectures import Architecture, ModelId  # noqa: TC001 - pydantic reads the annotation
+from fabrictool.domain.limits import Limit  # noqa: TC001 - pydantic reads the annotation
 from fabrictool.domain.quantities import (
     Attainment,
     BuildSigner,
@@ -673,6 +674,8 @@ class Blueprint(Document):
     """What to optimise, most important first; ``moves``: replicas started or stopped."""
     move_price: Price | None = None
     """What a started or stopped replica must save per hour at least; part of ``cost``, so that re-plans stay small."""
+    limits: dict[Name, Limit] = Field(default_factory=dict)
+    """What the fabric may use and spend at most, by a name of yours, beside what the inventory's `limits` grant."""
     scenarios: dict[Name, dict[str, Any]] = Field(default_factory=dict)
     """Named changes for what-if runs: keys of a blueprint, and ``inventory`` with changes by cluster."""
 

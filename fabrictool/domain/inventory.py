@@ -9,6 +9,7 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from fabrictool.base import units
 from fabrictool.domain.egress import Egress  # noqa: TC001 - pydantic needs it at run time
+from fabrictool.domain.limits import Limit  # noqa: TC001 - pydantic needs it at run time
 from fabrictool.domain.quantities import (
     Bandwidth,
     Document,
@@ -241,6 +242,11 @@ class JobRequest(Document):
     """How many jobs may follow a replica's, each submitted by the one before from its node, while nobody reconciles.
     The nodes must be allowed to submit, and the partition needs a walltime."""
 
+    @property
+    def account(self) -> str:
+        """Whose share of the machine jobs use, by the option that schedulers have for it; "": the user's usual one."""
+        return next((self.options[name] for name in ("account", "A", "P", "project") if name in self.options), "")
+
     @model_validator(mode="after")
     def _unprotected(self) -> JobRequest:
         for name in (*self.options, *self.step_options):
@@ -424,6 +430,8 @@ class Inventory(Document):
     """Clusters, by name."""
     links: tuple[Link, ...] = ()
     """Networks between sites."""
+    limits: dict[Name, Limit] = Field(default_factory=dict)
+    """What providers grant the fabric at most, by a name of yours."""
     calibrations: tuple[Text, ...] = ()
     """Files that ``fabrictool calibrate`` wrote, or folders of them, relative to this file. Plans and forecasts take
     them before those that come with fabrictool."""

@@ -215,6 +215,20 @@ class ModelForecast(msgspec.Struct, frozen=True, kw_only=True):
         return f"only {math.floor(self.served * 1000) / 10:g}% of the demand can be served" if self.served < 1 else ""
 
 
+class LimitUse(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of a limit the placement uses."""
+
+    name: str
+    field: str
+    """As it is written, such as ``device_hours_per_month``."""
+    whose: str
+    """Such as ``provider north``; "": the whole fabric."""
+    used: float
+    most: float
+    """Both in `unit`."""
+    unit: str
+
+
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     """The whole fabric after the plan."""
 
@@ -224,6 +238,8 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     power_w: float
     basis: str
     """Where the figures come from and how far they have been wrong."""
+    limits: tuple[LimitUse, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Not written where neither blueprint nor inventory has any."""
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
@@ -352,10 +368,13 @@ def inputs_digest(blueprint: Blueprint, inventory: Inventory) -> str:
         if model.companions
     }
     left_out["defaults"] = _unwritten(blueprint.defaults)
+    if not blueprint.limits:
+        left_out["limits"] = True
+    granted = {"calibrations"} if inventory.limits else {"calibrations", "limits"}
     # Of a calibration counts what it says, and not where it lies.
     documents = [
         blueprint.model_dump(mode="json", exclude=left_out),
-        inventory.model_dump(mode="json", exclude={"calibrations"}),
+        inventory.model_dump(mode="json", exclude=granted),
     ]
     return digest([*documents, *inventory.calibrated])
 

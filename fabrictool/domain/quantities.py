@@ -37,6 +37,7 @@ __all__ = [
     "Rate",
     "SecretRef",
     "Source",
+    "Spending",
     "Text",
     "Tokens",
     "UserName",
@@ -114,6 +115,13 @@ Instant = Annotated[
     units.Instant, PlainValidator(_reader(units.Instant)), _AS_TEXT, _text_schema(units.Instant, "point in time")
 ]
 Price = Annotated[units.Price, PlainValidator(_reader(units.Price)), _AS_TEXT, _text_schema(units.Price, "price")]
+
+Spending = Annotated[
+    units.Spending,
+    PlainValidator(_reader(units.Spending)),
+    _AS_TEXT,
+    _text_schema(units.Spending, "money in a time"),
+]
 
 
 def _secret(value: Any) -> secrets.SecretRef:

@@ -14,6 +14,7 @@ from fabrictool.base.errors import Problem as Complaint
 from fabrictool.base.units import as_float
 from fabrictool.catalog import accelerators, engines
 from fabrictool.planner.columns import Columns
+from fabrictool.planner.limits import limits_of
 from fabrictool.planner.problem import GroupDemand, ModelNeed, Option, PlacementProblem, Pool, unit_key
 from fabrictool.simulator.demanded import demand_of
 from fabrictool.simulator.network import hop
@@ -103,6 +104,7 @@ def build_problem(
         links={(min(link.between), max(link.between)): float(link.bandwidth) for link in inventory.links},
         move_price=blueprint.move_price.amount if blueprint.move_price is not None else 0.0,
         outages=outages(inventory, pools, now),
+        limits=limits_of(blueprint, inventory, considered),
     )
     return problem, Tables(demands)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import msgspec
 
 from fabrictool.base.canonical import tidy
-from fabrictool.domain.plan import Band, Forecast, GroupForecast, ModelForecast, Survival
+from fabrictool.domain.plan import Band, Forecast, GroupForecast, LimitUse, ModelForecast, Survival
 from fabrictool.domain.specs import Phase
 from fabrictool.planner.group_service import services
 from fabrictool.planner.stages import TOLERANCE
@@ -50,7 +50,23 @@ def forecast(
         currency=currency,
         power_w=tidy(sum(option.power * count for option, count in used)),
         basis="; ".join(sorted({option.figures.basis for option, _ in used})),
+        limits=_limits(problem, solution),
     )
+
+
+def _limits(problem: PlacementProblem, solution: Solution) -> tuple[LimitUse, ...] | msgspec.UnsetType:
+    uses = tuple(
+        LimitUse(
+            name=limit.name,
+            field=limit.field,
+            whose=limit.whose,
+            used=tidy(limit.used(problem.options, solution.counts) * limit.scale),
+            most=tidy(limit.most * limit.scale),
+            unit=limit.unit,
+        )
+        for limit in problem.limits
+    )
+    return uses or msgspec.UNSET
 
 
 def _model(

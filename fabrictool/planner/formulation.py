@@ -16,6 +16,7 @@ idle, :math:`k_o = \sum_l x_{ol} \in \mathbb{N}` replicas, :math:`u_m \ge 0` req
 * groups      who may be served by whom, where the demand is divided by consumer group (`planner.consumers`)
 * survival    for each loss l (`planner.survival`), what is left and :math:`v_{ml} \ge 0` take the demand; of a node, a
   column in :math:`\{0, 1\}` says whether less is lost with what it can hold or with all that its pool has
+* limits      on devices, cost and power of parts of the fabric (`planner.limits`)
 * pins, and with *spread* at most :math:`\lceil \sum k_o / S \rceil` replicas a site
 * counts of clusters that do not answer are fixed
 
@@ -33,6 +34,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from fabrictool.planner.consumers import flow_rows, providers_of
+from fabrictool.planner.limits import limit_rows
 from fabrictool.planner.program import Program, ProgramSolution, Terms
 from fabrictool.planner.survival import losses, lost_with_a_node, reserves, stands_in
 
@@ -92,6 +94,7 @@ class Formulation:
         self._link_rows()
         for pool in problem.pools:
             self._device_rows(pool, blocks[pool.key])
+        limit_rows(self.program, problem, self.chosen, self.count)
         self._moves = self._move_rows()
 
     @classmethod

@@ -53,10 +53,11 @@ def explain_infeasible(problem: PlacementProblem) -> InfeasibleError:
             complaints.append(Complaint("FT2004", message, place, f"raise replicas.max to {pinned}"))
     if not complaints:
         models = ", ".join(need.model for need in problem.needs)
-        message = f"the minimum replicas of {models} do not fit together"
-        complaints.append(
-            Complaint("FT2001", message, Place(), "lower replicas.min of one of them, or add devices to a partition")
-        )
+        limits = ", ".join(dict.fromkeys(limit.name for limit in problem.limits))
+        within = f" within the limits ({limits})" if limits else ""
+        message = f"the minimum replicas of {models} do not fit together{within}"
+        hint = "lower replicas.min of one of them, or add devices to a partition"
+        complaints.append(Complaint("FT2001", message, Place(), f"{hint}{', or raise a limit' if limits else ''}"))
     return InfeasibleError(complaints)
 
 

@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from fabrictool.planner.consumers import may_use, providers_of
+from fabrictool.planner.group_service import services
+from fabrictool.planner.limits import used_up
 from fabrictool.planner.weights import planned_rates
 
 if TYPE_CHECKING:
@@ -115,10 +118,19 @@ def _why(problem: PlacementProblem, solution: Solution, need: ModelNeed, again: 
         return "no partition can hold a replica"
     if count >= need.maximum:
         return f"replicas.max is {need.maximum}, and so many are placed"
+    lacking = [its.group for its in services(problem, need, solution) if its.served < 1.0]
+    if lacking:
+        mine = [option for option in mine if any(may_use(group, providers_of(option)) for group in lacking)]
+    if not mine:
+        return "no partition that may hold a replica is with a provider that its unserved groups allow"
     free = free_devices(problem, solution)
+    barred = _barred(problem, solution, mine, free)
+    if barred:
+        return barred
     if unserved:
         idle = sum(free.values())
-        return "no device is free" if not idle else f"the {idle} free devices are not where it may stand"
+        may = "its unserved groups may be served" if lacking else "it may stand"
+        return "no device is free" if not idle else f"the {idle} free devices are not where {may}"
     if "slo" not in problem.objective and count:
         return "the objective does not name `slo`"
     able = [option for option in mine if option.levels[0].attains]
@@ -135,6 +147,18 @@ def _why(problem: PlacementProblem, solution: Solution, need: ModelNeed, again: 
         "": "it was not searched again for a placement that uses it",
     }
     return f"there is room in {there}, but {tried[again]}"
+
+
+def _barred(
+    problem: PlacementProblem, solution: Solution, mine: Sequence[Option], free: Mapping[tuple[str, str], int]
+) -> str:
+    """The limits that stand in the way wherever there are devices for one more; "" where there are none, or room."""
+    roomy = [option for option in mine if _has_room(option, free)]
+    limits = [used_up(problem, solution.counts, option) for option in roomy] if problem.limits else []
+    if not limits or not all(limits):
+        return ""
+    names = dict.fromkeys(f"{limit.name} ({limit.words})" for several in limits for limit in several)
+    return f"devices are free, but no more may be used of limit {', '.join(names)}"
 
 
 def free_devices(problem: PlacementProblem, solution: Solution) -> dict[tuple[str, str], int]:

@@ -5,9 +5,10 @@ Counts, not device ids: identical devices make symmetric solutions, which a coun
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from fabrictool.domain.plan import LossKind, node_blocks
 
@@ -143,7 +144,7 @@ class Option:
         return sum(size * number for (_, size), number in self.blocks.items())
 
     @property
-    def _nodes(self) -> Iterator[tuple[Pool, float]]:
+    def nodes(self) -> Iterator[tuple[Pool, float]]:
         """How many nodes of each pool it keeps, not whole ones."""
         for pool in self.pools:
             held = sum(size * number for (key, size), number in self.blocks.items() if key == pool.key)
@@ -167,12 +168,12 @@ class Option:
     @property
     def cost(self) -> float:
         """Per replica and hour: its share of the nodes' prices."""
-        return sum(pool.price_per_node_hour * share for pool, share in self._nodes)
+        return sum(pool.price_per_node_hour * share for pool, share in self.nodes)
 
     @property
     def power(self) -> float:
         """Watts per replica: its share of the nodes'."""
-        return sum(pool.power_per_node_w * share for pool, share in self._nodes)
+        return sum(pool.power_per_node_w * share for pool, share in self.nodes)
 
     @property
     def kind(self) -> Kind:
@@ -218,6 +219,52 @@ class Transfer:
     """Of one request."""
     link: tuple[str, str] | None = None
     """The two sites, where the link between them is shared."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceLimit:
+    """One thing of which no more may be used."""
+
+    name: str
+    field: str
+    """As it is written: ``device_hours_per_month``."""
+    resource: Literal["devices", "cost", "power"]
+    most: float
+    """In devices, money per hour or watts."""
+    pools: frozenset[PoolKey]
+    whose: str = ""
+    """Such as ``provider north``; "": the whole fabric."""
+    unit: str = ""
+    scale: float = 1.0
+    """Of `unit` in one of what `most` is in."""
+
+    @property
+    def thing(self) -> str:
+        """Its place in blueprint or inventory."""
+        return f"limits.{self.name}.{self.field}"
+
+    def used_by(self, option: Option) -> float:
+        """What one replica takes of it."""
+        if self.resource == "devices":
+            return float(sum(size * number for (key, size), number in option.blocks.items() if key in self.pools))
+        nodes = ((pool, share) for pool, share in option.nodes if pool.key in self.pools)
+        if self.resource == "cost":
+            return sum(pool.price_per_node_hour * share for pool, share in nodes)
+        return sum(pool.power_per_node_w * share for pool, share in nodes)
+
+    def used(self, options: Sequence[Option], counts: Mapping[int, int]) -> float:
+        return math.fsum(count * self.used_by(options[i]) for i, count in counts.items() if count)
+
+    def text(self, value: float) -> str:
+        """A number of its unit, as it is written."""
+        shown = value * self.scale
+        unit = "device" if shown == 1 and self.unit == "devices" else self.unit
+        return f"{shown:,.0f} {unit}" if shown >= 100 or shown == round(shown) else f"{shown:.3g} {unit}"
+
+    @property
+    def words(self) -> str:
+        """Such as ``64 devices of provider north``."""
+        return f"{self.text(self.most)} of {self.whose or 'the whole fabric'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +332,8 @@ class PlacementProblem:
     """By how much the cost for an hour must fall for each replica that is started or stopped."""
     outages: tuple[frozenset[PoolKey], ...] = ()
     """Pools that will be away at the same time, each once: minima have to hold without them."""
+    limits: tuple[ResourceLimit, ...] = ()
+    """What all replicas together may use."""
 
     def of(self, model: str) -> list[int]:
         """Indices of a model's options."""

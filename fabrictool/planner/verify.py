@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fabrictool.catalog import ModelArchitecture
     from fabrictool.domain.blueprint import Blueprint, Model
     from fabrictool.domain.inventory import Inventory
+    from fabrictool.domain.limits import Limit
     from fabrictool.domain.plan import Placement, ReplicaPlacement, StagePlacement
 
 
@@ -58,11 +59,58 @@ def violations(
         partition = inventory.clusters[cluster].partitions[name]
         if not _packs(sizes, partition.nodes, partition.devices_per_node):
             broken.append(f"{cluster}/{name}: {sum(sizes)} devices in parts of {sorted(sizes)} do not fit its nodes")
+    broken += _beyond_limits(blueprint, inventory, placement, unseen)
     for name, wanted in blueprint.models.items():
         roomy = _roomy_sites(wanted, blueprint.architecture(wanted), inventory)
         counted = _counts(wanted, inventory, by_model[name], unseen, now, roomy)
         broken += [f"{name}: {complaint}" for complaint in counted]
     return broken
+
+
+def _beyond_limits(
+    blueprint: Blueprint, inventory: Inventory, placement: Placement, unseen: Container[str]
+) -> Iterable[str]:
+    """Limits of which more is used; what cannot be seen cannot be moved, and may be more by itself."""
+    for name, limit in (*inventory.limits.items(), *blueprint.limits.items()):
+        seen, hidden = (
+            dict.fromkeys(("devices", "cost", "power"), 0.0),
+            dict.fromkeys(("devices", "cost", "power"), 0.0),
+        )
+        for replica in placement.replicas:
+            into = hidden if replica.cluster in unseen else seen
+            there = all(_exists(inventory, stage) for stage in replica.every_stage)
+            for cluster, place, held in replica.blocks(inventory) if there else ():
+                if _is_of(limit, inventory, cluster, place):
+                    partition = inventory.clusters[cluster].partitions[place]
+                    designed = accelerators()[partition.device].tdp_w * partition.devices_per_node
+                    share = held / partition.devices_per_node
+                    into["devices"] += held
+                    into["cost"] += share * (partition.price.amount if partition.price is not None else 0.0)
+                    into["power"] += share * as_float(partition.power, designed)
+        most = {
+            "devices": [limit.devices, None if (hours := limit.device_hours_per_month) is None else hours / 730],
+            "cost": [None if limit.cost is None else limit.cost.amount / HOURS[limit.cost.per]],
+            "power": [None if limit.power is None else float(limit.power)],
+        }
+        for what, used in seen.items():
+            for allowed in most[what]:
+                if allowed is not None and used + hidden[what] > max(allowed, hidden[what]) * (1 + 1e-6):
+                    yield f"limit {name}: {used + hidden[what]:.6g} of {what}, at most {allowed:.6g} may be used"
+
+
+HOURS = {"h": 1.0, "day": 24.0, "month": 730.0}
+
+
+def _is_of(limit: Limit, inventory: Inventory, cluster: str, partition: str) -> bool:
+    described = inventory.clusters[cluster]
+    options = described.partitions[partition].job.options
+    accounts = [options[name] for name in ("account", "A", "P", "project") if name in options]
+    return (
+        limit.provider in (None, inventory.provider_of(cluster))
+        and limit.site in (None, described.site)
+        and limit.cluster in (None, cluster)
+        and (limit.account is None or limit.account in accounts[:1])
+    )
 
 
 def _exists(inventory: Inventory, stage: StagePlacement) -> bool:

@@ -28,9 +28,9 @@ class Constraint:
     """One thing that is demanded."""
 
     kind: str
-    """``trust``, ``tier``, ``min``, ``pin``, ``max``, ``spread``, ``unseen``, ``outage`` or ``devices``."""
+    """``trust``, ``tier``, ``min``, ``pin``, ``max``, ``spread``, ``unseen``, ``outage``, ``limit`` or ``devices``."""
     subject: str
-    """The model, or ``CLUSTER/PARTITION``."""
+    """The model, ``CLUSTER/PARTITION``, or a limit's place."""
     where: tuple[str, str] = ("", "")
     """Of a pin."""
     words: str = ""
@@ -89,6 +89,8 @@ class Constraints:
         for away in self.problem.outages if any(need.minimum for need in self.problem.needs) else ():
             there = _together(away)
             yield Constraint("outage", there, words=f"minima also while {there} is under maintenance")
+        for limit in self.problem.limits:
+            yield Constraint("limit", limit.thing, words=f"at most {limit.words} ({limit.thing})")
         for pool in self.problem.pools:
             size = pool.nodes * pool.devices_per_node
             yield Constraint("devices", "/".join(pool.key), words=f"{size} {pool.device} in {'/'.join(pool.key)}")
@@ -114,6 +116,7 @@ class Constraints:
             options=options,
             fixed={key: count for key, count in problem.fixed.items() if key in there},
             outages=tuple(away for away in problem.outages if ("outage", _together(away)) in of),
+            limits=tuple(limit for limit in problem.limits if ("limit", limit.thing) in of),
             needs=tuple(self._without(need, of, pinned) for need in problem.needs),
             pools=tuple(
                 pool if ("devices", "/".join(pool.key)) in of else replace(pool, nodes=pool.nodes + self.enough)

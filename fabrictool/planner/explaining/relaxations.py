@@ -6,6 +6,7 @@ together, by as few replicas as possible.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from fabrictool.planner.formulation import Formulation
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from fabrictool.planner.problem import ModelNeed, Option, PlacementProblem, Pool
+    from fabrictool.planner.problem import ModelNeed, Option, PlacementProblem, Pool, ResourceLimit
     from fabrictool.planner.situation import Situation
 
 MOST_HINTS = 8
@@ -76,8 +77,36 @@ def _alone(rules: Constraints, rule: Constraint) -> Iterator[Relaxation]:
             join = f"{more} more by `fabrictool agent join TOKENFILE --idle --cluster {pool.cluster}`"
             hint = join if pool.joined else f"nodes: {pool.nodes + more}"
             yield Relaxation((rule,), words, hint, changed, devices)
+    elif rule.kind == "limit":
+        yield from _raised(rules, rule)
     elif need is not None:
         yield from _of_need(rules, problem, rule, need)
+
+
+def _raised(rules: Constraints, rule: Constraint) -> Iterator[Relaxation]:
+    """The limit as high as the rest makes it: no placement uses less of it."""
+    limit = next(limit for limit in rules.problem.limits if limit.thing == rule.subject)
+    without = rules.with_only([other for other in rules.all if other != rule])
+    whole = Formulation(replace(without, current={}), range(len(without.options)), whole=True)
+    uses = {i: limit.used_by(option) for i, option in enumerate(without.options)}
+    terms = [(column, uses[i] * weight) for i in whole.chosen if uses[i] for column, weight in whole.count(i)]
+    try:
+        answer = whole.program.minimise(terms, seconds=SECONDS, seed=0)
+    except FabrictoolError:
+        return
+    if answer is None:
+        return
+    least = limit.used(without.options, whole.counts(answer))
+    raised = replace(limit, most=least)
+    words = f"{raised.words} instead of {limit.text(limit.most)}"
+    changed = replace(without, limits=(*without.limits, raised))
+    yield Relaxation((rule,), words, f"{limit.field}: {written(raised)}", changed)
+
+
+def written(limit: ResourceLimit) -> str:
+    """As the limit's field is written, rounded up."""
+    value = math.ceil(limit.most * limit.scale - 1e-6)
+    return f"{value}" if limit.resource == "devices" else f"{value} {limit.unit}"
 
 
 def _of_need(rules: Constraints, problem: PlacementProblem, rule: Constraint, need: ModelNeed) -> Iterator[Relaxation]:

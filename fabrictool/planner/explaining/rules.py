@@ -6,11 +6,12 @@ says less, as whole replicas can make a rule dearer than it says.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.planner.formulation import Formulation
+from fabrictool.planner.problem import ResourceLimit
 from fabrictool.planner.situation import with_model
 from fabrictool.planner.solvers.exact import SMALL, ExactSolver
 from fabrictool.planner.stages import NOUNS, TIDYING, amount, first_change, in_order, proved, user_stages, values_of
@@ -32,13 +33,14 @@ NO_MAXIMUM = 100_000
 
 @dataclass(frozen=True, slots=True)
 class StatedRule:
-    """Something that the blueprint states of one model."""
+    """Something that the blueprint states of one model, or a limit."""
 
     model: str
+    """"" of a limit, which is of no model."""
     words: str
     """After "without"."""
-    without: Model
-    """The model's part of the blueprint without it."""
+    without: Model | ResourceLimit
+    """The model's part of the blueprint without it; of a limit, the limit."""
     stage: str = ""
     """Which keeps it, and so says nothing about its price; "": it is a rule of all of them."""
 
@@ -58,13 +60,22 @@ class RulePrice:
 
 def rules_of(blueprint: Blueprint, problem: PlacementProblem, solution: Solution) -> list[StatedRule]:
     """The rules that may cost something, those of the models with the largest demand first."""
-    rules: list[StatedRule] = []
+    rules = [
+        StatedRule("", f"limit {limit.name} ({limit.words})", limit)
+        for limit in problem.limits
+        if limit.most - limit.used(problem.options, solution.counts) < _largest(problem, limit)
+    ]
     for need in sorted(problem.needs, key=lambda need: (-need.rate, need.model)):
         name, mine = need.model, problem.of(need.model)
         counts = [(problem.options[i].stable and problem.options[i].serves, solution.counts.get(i, 0)) for i in mine]
         total, stable = sum(k for _, k in counts), sum(k for on_stable, k in counts if on_stable)
         rules += [StatedRule(name, *rest) for rest in _rules(blueprint.models[name], need.rate, total, stable)]
     return rules
+
+
+def _largest(problem: PlacementProblem, limit: ResourceLimit) -> float:
+    """The most that one replica takes of it: where more is left, it stands in nobody's way."""
+    return max((limit.used_by(option) for option in problem.options), default=0.0)
 
 
 def _rules(model: Model, rate: float, total: int, stable: int) -> Iterator[tuple[str, Model] | tuple[str, Model, str]]:
@@ -116,7 +127,7 @@ def price_rules(situation: Situation, problem: PlacementProblem, solution: Solut
     """The first `MOST_RULES` rules with what they cost, one after another."""
     relaxed: dict[str, float] = {}
     for rule in rules_of(situation.blueprint, problem, solution)[:MOST_RULES]:
-        without = with_model(situation, problem, rule.model, rule.without)
+        without = _without(situation, problem, rule)
         names = [name for name in user_stages(problem) if name != rule.stage]
         after = exact = _exactly(without, seed) if proved(solution) else None
         before = values_of(solution)
@@ -128,6 +139,12 @@ def price_rules(situation: Situation, problem: PlacementProblem, solution: Solut
         yield RulePrice(rule, stage, gain, exact is not None)
 
 
+def _without(situation: Situation, problem: PlacementProblem, rule: StatedRule) -> PlacementProblem:
+    if isinstance(rule.without, ResourceLimit):
+        return replace(problem, limits=tuple(limit for limit in problem.limits if limit != rule.without))
+    return with_model(situation, problem, rule.model, rule.without)
+
+
 def rule_sentences(
     situation: Situation, problem: PlacementProblem, solution: Solution, currency: str, seed: int
 ) -> Iterator[str]:
@@ -137,9 +154,10 @@ def rule_sentences(
         rule, how = price.rule, "solved again" if price.exact else "by the relaxation"
         if price.stage:
             gain = amount(price.stage, price.gain, currency)
-            yield f"{rule.model}: without {rule.words} {NOUNS[price.stage]} would fall by {gain} ({how})"
+            whose = f"{rule.model}: " if rule.model else ""
+            yield f"{whose}without {rule.words} {NOUNS[price.stage]} would fall by {gain} ({how})"
         else:
-            free.append(f"{rule.model} {rule.words}")
+            free.append(f"{rule.model} {rule.words}".lstrip())
     if free:
         yield f"rules that cost nothing: {'; '.join(free)}"
     left = len(rules_of(situation.blueprint, problem, solution)) - MOST_RULES

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fabrictool.catalog import accelerators
+from fabrictool.planner.limits import open_limits
 from fabrictool.planner.solvers.appraisal import appraise
 from fabrictool.planner.solvers.rounding import FreeDevices
 
@@ -35,7 +36,7 @@ def _counts(problem: PlacementProblem) -> dict[int, int]:
     weight = {need.model: need.rate * size[need.model] for need in problem.needs}
     devices = sum(pool.nodes * pool.devices_per_node for pool in problem.pools)
     whole = sum(weight.values())
-    room = FreeDevices(problem.pools, problem.options)
+    room = FreeDevices(problem.pools, problem.options, open_limits(problem))
     counts = {i: problem.fixed.get(option.key, 0) for i, option in enumerate(problem.options)}
     left: dict[str, float] = {}
     for need in sorted(problem.needs, key=lambda need: (-size[need.model], need.model)):

@@ -20,6 +20,7 @@ from fabrictool.base.errors import FabrictoolError
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.highs import SearchLimits
 from fabrictool.planner.infeasible import explain_infeasible
+from fabrictool.planner.limits import limits_left
 from fabrictool.planner.problem import PlacementProblem, Solution, StageResult
 from fabrictool.planner.program import PATIENCE
 from fabrictool.planner.solvers.core import core_of
@@ -414,6 +415,7 @@ class PlacementSearch:
             current={key: count for key, count in problem.current.items() if key[0] in members},
             links=self._links_left(members),
             taken=taken,
+            limits=limits_left(problem, self._counts, members),
         )
         return part, indices
 

@@ -6,10 +6,12 @@ import math
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+from fabrictool.planner.limits import DUST, open_limits
 
-    from fabrictool.planner.problem import ModelNeed, Option, PlacementProblem, Pool, PoolKey
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from fabrictool.planner.problem import ModelNeed, Option, PlacementProblem, Pool, PoolKey, ResourceLimit
 
 CLOSE = 1e-6
 SIZES = (1, 2, 4, 8, 16)
@@ -44,7 +46,7 @@ class _State:
     def __init__(self, problem: PlacementProblem, usage: Mapping[int, float]) -> None:
         self._problem = problem
         self._need = {need.model: need for need in problem.needs}
-        self._room = FreeDevices(problem.pools, problem.options)
+        self._room = FreeDevices(problem.pools, problem.options, open_limits(problem))
         self.counts = {i: problem.fixed.get(problem.options[i].key, 0) for i in usage}
         self.by_model: dict[str, list[int]] = defaultdict(list)
         self._by_pool: dict[tuple[str, str], list[int]] = defaultdict(list)
@@ -93,10 +95,13 @@ class _State:
 
 
 class FreeDevices:
-    """What is left of each pool: devices, and for each size whole blocks of nodes (the rows of `formulation`)."""
+    """What is left of each pool: devices, and for each size whole blocks of nodes (the rows of `formulation`); and of
+    the limits.
+    """
 
-    def __init__(self, pools: Iterable[Pool], options: Iterable[Option]) -> None:
+    def __init__(self, pools: Iterable[Pool], options: Iterable[Option], limits: Sequence[ResourceLimit] = ()) -> None:
         """Blocks of sizes that none of these `options` has count as somewhat larger ones."""
+        self._limits, self._spare = limits, [limit.most * (1 + DUST) for limit in limits]
         self._sizes = sorted({*SIZES, *(size for option in options for _, size in option.blocks)})
         self._pools = {pool.key: pool for pool in pools}
         self._left = {
@@ -107,6 +112,7 @@ class FreeDevices:
     def copy(self) -> FreeDevices:
         other = FreeDevices((), ())
         other._sizes, other._pools = self._sizes, self._pools
+        other._limits, other._spare = self._limits, list(self._spare)
         other._left = {key: dict(left) for key, left in self._left.items()}
         return other
 
@@ -115,10 +121,15 @@ class FreeDevices:
         need = self._need(option)
         if any(self._left.get(key, {}).get(size, 0) < blocks for (key, size), blocks in need.items()):
             return False
+        uses = [limit.used_by(option) for limit in self._limits]
+        if any(use > spare for use, spare in zip(uses, self._spare, strict=True)):
+            return False
+        self._spare = [spare - use for spare, use in zip(self._spare, uses, strict=True)]
         self._move(need, -1)
         return True
 
     def give(self, option: Option) -> None:
+        self._spare = [spare + limit.used_by(option) for spare, limit in zip(self._spare, self._limits, strict=True)]
         self._move(self._need(option), 1)
 
     def _need(self, option: Option) -> Counter[tuple[PoolKey, int]]:

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
+from fabrictool.planner.limits import open_limits
 from fabrictool.planner.solvers.appraisal import appraise
 from fabrictool.planner.solvers.clustering import clusters
 from fabrictool.planner.solvers.groups import MOST_BLOCKS, Deduction, DeviceGroup
@@ -148,7 +149,7 @@ class TabuSearch:
         return self._completed(self._of_clusters(model), self.columns[model])
 
     def _empty(self) -> TabuState:
-        room = FreeDevices(self.problem.pools, self.problem.options)
+        room = FreeDevices(self.problem.pools, self.problem.options, open_limits(self.problem))
         values = {model: self._worth(model, Counter()) for model in self.needs}
         return TabuState(Counter(), room, values, self._rank(values))
 

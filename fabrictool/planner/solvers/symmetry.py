@@ -152,7 +152,8 @@ def _shape(problem: PlacementProblem, pool: Pool, here: Iterable[int]) -> Hashab
     divided = any(need.parts for need in problem.needs)  # whom a group allows is a provider
     provider, site = pool.provider if divided else "", pool.site if spread else ""
     same = replace(pool, cluster="", partition="", provider=provider, site=site, nodes=0)
-    return (same, away, frozenset(_column(problem.options[i]) for i in here))
+    within = tuple(at for at, limit in enumerate(problem.limits) if pool.key in limit.pools)
+    return (same, away, within, frozenset(_column(problem.options[i]) for i in here))
 
 
 def _column(option: Option) -> Hashable:
