@@ -148,6 +148,7 @@ def _complaint(models: Sequence[ModelForecast]) -> str:
 
 
 HEADINGS = {
+    "fairness": "lacks most",
     "served": "unserved",
     "survived": "by losses",
     "slo": "misses SLO",

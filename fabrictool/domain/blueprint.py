@@ -66,7 +66,7 @@ Precision = Literal[
     "fp32", "fp16", "bf16", "fp8", "int8", "int4", "fp4", "mxfp4",
     "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q3_k_m", "q4_k_m", "q5_k_m", "q6_k",
 ]  # fmt: skip
-Objective = Literal["slo", "latency", "cost", "energy", "moves"]
+Objective = Literal["fairness", "slo", "latency", "cost", "energy", "moves"]
 ROUTING_POLICIES = ("least-loaded", "random", "round-robin", "weighted", "power-of-two", "slo-headroom", "slo-packing")
 """Those that come with fabrictool; others are installed."""
 MAIN = "main"
@@ -671,7 +671,9 @@ class Blueprint(Document):
     state: StateBackend | None = None
     """Where the state is kept; absent: on the machine from which the fabric is applied."""
     objective: Annotated[tuple[Objective, ...], Field(min_length=1)] = ("slo", "cost", "energy")
-    """What to optimise, most important first; ``moves``: replicas started or stopped."""
+    """What to optimise, most important first; ``moves``: replicas started or stopped. ``fairness``, in any place: where
+    not all can be served, the largest share of its demand that a model or a group lacks comes first, weighted by
+    priority (max-min)."""
     move_price: Price | None = None
     """What a started or stopped replica must save per hour at least; part of ``cost``, so that re-plans stay small."""
     limits: dict[Name, Limit] = Field(default_factory=dict)

@@ -16,7 +16,7 @@ from fabrictool.planner.problem import replica_key
 from fabrictool.planner.replay import replay
 from fabrictool.planner.solvers.appraisal import settled
 from fabrictool.planner.solvers.exact import ExactSolver
-from fabrictool.planner.stages import clean, values_of
+from fabrictool.planner.stages import FAIRNESS, clean, values_of
 from fabrictool.planner.verify import violations
 from fabrictool.planner.weights import planned_rates, weighted
 
@@ -65,9 +65,10 @@ class Chosen:
     """Of a placement that lessons led to: the problem without them, and its solution."""
 
     @property
-    def lacks(self) -> tuple[float, float, float]:
+    def lacks(self) -> tuple[float, ...]:
         """The less, the better, the first ones first."""
-        return clean(values_of(self.solution).get("served", 0.0)), *shortfall(self.problem, self.played)
+        values = values_of(self.solution)
+        return *(clean(values.get(name, 0.0)) for name in (FAIRNESS, "served")), *shortfall(self.problem, self.played)
 
 
 def best(situation: Situation, options: SearchOptions, built: tuple[PlacementProblem, Tables] | None = None) -> Chosen:

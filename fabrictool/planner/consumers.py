@@ -34,7 +34,8 @@ def may_use(group: GroupDemand, providers: Providers) -> bool:
 def flow_rows(
     program: Program, need: ModelNeed, loads: Mapping[Providers, Terms], column: Callable[[float], int]
 ) -> Terms:
-    """Adds the rows of a model's groups; (column of what is unserved, requests/s that are asked for) of each.
+    """Adds the rows of a model's groups; (column of what is unserved, requests/s that are asked for) of each that may
+    go anywhere.
 
     `loads`: by set of providers, what is served there; `column` makes a column up to that much. Groups that may use the
     same are one.
@@ -46,8 +47,10 @@ def flow_rows(
     unserved: Terms = []
     for places, rate in sorted(asked.items(), key=lambda item: sorted(map(sorted, item[0]))):
         flows = {place: column(rate) for place in sorted(places, key=sorted)}
-        unserved.append((column(rate), rate))
-        program.row(rate, rate, [*((flow, 1.0) for flow in flows.values()), (unserved[-1][0], 1.0)])
+        lack = column(rate)
+        program.row(rate, rate, [*((flow, 1.0) for flow in flows.values()), (lack, 1.0)])
+        if flows:
+            unserved.append((lack, rate))
         for place, flow in flows.items():
             into[place].append((flow, -1.0))
     for place, load in loads.items():

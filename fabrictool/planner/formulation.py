@@ -14,6 +14,8 @@ idle, :math:`k_o = \sum_l x_{ol} \in \mathbb{N}` replicas, :math:`u_m \ge 0` req
 * phases      what prefill options of a pool get is handed to decode options of the pools that it reaches, and all that
   crosses the link between two sites fits it
 * groups      who may be served by whom, where the demand is divided by consumer group (`planner.consumers`)
+* fairness    :math:`z \ge p_m u / \lambda` for every model and group that could be served more: a share of what it
+  asks for, :math:`p_m` being its priority
 * survival    for each loss l (`planner.survival`), what is left and :math:`v_{ml} \ge 0` take the demand; of a node, a
   column in :math:`\{0, 1\}` says whether less is lost with what it can hold or with all that its pool has
 * limits      on devices, cost and power of parts of the fabric (`planner.limits`)
@@ -36,6 +38,7 @@ import numpy as np
 from fabrictool.planner.consumers import flow_rows, providers_of
 from fabrictool.planner.limits import limit_rows
 from fabrictool.planner.program import Program, ProgramSolution, Terms
+from fabrictool.planner.stages import FAIRNESS, joined
 from fabrictool.planner.survival import losses, lost_with_a_node, reserves, stands_in
 
 if TYPE_CHECKING:
@@ -78,6 +81,10 @@ class Formulation:
         self._count: dict[int, int] = {}
         self._unserved: dict[str, int] = {}
         self._lost: Terms = []
+        self._asked: dict[str, Terms] = {}
+        self._lacking: dict[str, list[tuple[int, float, float]]] = {}
+        """By model: (column of what is unserved, its share in 1 of that, the share that must lack) of all who ask."""
+        self._fairest: Terms = []
         self._handed: dict[tuple[str, PoolKey, PoolKey], int] = {}
         by_model: dict[str, list[int]] = defaultdict(list)
         blocks: dict[PoolKey, list[tuple[int, int, int]]] = defaultdict(list)
@@ -94,6 +101,7 @@ class Formulation:
         self._link_rows()
         for pool in problem.pools:
             self._device_rows(pool, blocks[pool.key])
+        self._fair_rows()
         limit_rows(self.program, problem, self.chosen, self.count)
         self._moves = self._move_rows()
 
@@ -141,11 +149,19 @@ class Formulation:
 
     def value(self, name: str, answer: ProgramSolution) -> float:
         """The stage's objective of an answer, in floating point."""
+        if name == FAIRNESS:  # its column may be larger once it is kept within a limit
+            return joined(name, self.shares(name, answer).values())
         return math.fsum(weight * float(answer.values[column]) for column, weight in self.terms(name))
 
     def shares(self, name: str, answer: ProgramSolution) -> dict[str, float]:
-        """The stage's objective by model: every column is one model's."""
+        """The stage's objective by model: every column is one model's, but for the one of fairness."""
         shares = {need.model: 0.0 for need in self.problem.needs}
+        if name == FAIRNESS:
+            priority = {need.model: need.priority for need in self.problem.needs}
+            for model, lacks in self._lacking.items():
+                beyond = [weight * float(answer.values[column]) - inevitable for column, weight, inevitable in lacks]
+                shares[model] = priority[model] * max(0.0, *beyond)
+            return shares
         for column, weight in self.terms(name):
             shares[self._owners[column]] += weight * float(answer.values[column])
         return shares
@@ -275,7 +291,25 @@ class Formulation:
         for (model, sender, receiver), column in self._handed.items():
             if model == need.model:
                 loads[frozenset({provider[sender], provider[receiver]})].append((column, 1.0))
-        flow_rows(self.program, need, loads, lambda most: self._column(need.model, 0, most))
+        self._asked[need.model] = flow_rows(self.program, need, loads, lambda most: self._column(need.model, 0, most))
+
+    def _fair_rows(self) -> None:
+        """The column of the largest share that anybody lacks, of those who could be served more."""
+        if FAIRNESS not in self.problem.objective:
+            return
+        self._fairest = [(self._column("", 0, INFINITY), 1.0)]
+        for need in self.problem.needs:
+            reach = need.reached(self.problem.options[i] for i in self.problem.of(need.model)) if need.rate else 0.0
+            if not reach:
+                continue
+            whole = (self._unserved[need.model], 1.0 / need.rate, 1.0 - reach / need.rate)
+            groups = [(column, 1.0 / rate, 0.0) for column, rate in self._asked.get(need.model, [])]
+            # Of a model that may not have enough replicas for all, some group has to lack what all do.
+            self._lacking[need.model] = [whole, *(groups if reach >= need.rate else [])]
+            for column, weight, inevitable in self._lacking[need.model]:
+                priority = need.priority
+                terms = [*self._fairest, (column, -priority * weight)]
+                self.program.row(-priority * inevitable, INFINITY, terms)
 
     def _survival_rows(self, need: ModelNeed, mine: list[int]) -> None:
         """A column for what each loss leaves unserved of each thing that has to be left, and the rows that say so."""
@@ -361,6 +395,8 @@ class Formulation:
     def terms(self, name: str) -> Terms:
         options = self.problem.options
         match name:
+            case "fairness":
+                return self._fairest
             case "served":
                 return [(self._unserved[need.model], need.priority) for need in self.problem.needs]
             case "survived":

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from fabrictool.domain.plan import LossKind, node_blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from fabrictool.domain.plan import ReplicaPlacement
     from fabrictool.domain.specs import Phase
@@ -300,6 +300,13 @@ class ModelNeed:
     """Providers that may serve each consumer group which may ask for the model; none: there are no groups."""
     parts: tuple[GroupDemand, ...] = ()
     """The whole demand, by who asks (`planner.consumers`); none: it is not divided."""
+    reach: float = 0.0
+    """Requests/s that so many replicas as it may have could take at most; 0: what its options say."""
+
+    def reached(self, options: Iterable[Option]) -> float:
+        """Requests/s of its demand that could be served if it had all that there is; `options`: its own."""
+        best = max((option.levels[-1].rate for option in options if option.phase != "decode"), default=0.0)
+        return min(self.rate, self.reach or self.maximum * best)
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +319,7 @@ class PlacementProblem:
     current: dict[OptionKey, int]
     """What runs now, by option key: the last objective keeps it where nothing is lost by that."""
     objective: tuple[str, ...]
-    """Stages after ``served``: of ``slo``, ``latency``, ``cost``, ``energy``."""
+    """Stages after ``served``: of ``slo``, ``latency``, ``cost``, ``energy``; ``fairness`` comes before it."""
     tables_sha256: str
     fixed: dict[OptionKey, int] = field(default_factory=dict)
     """Option key → its count, of replicas on clusters that do not answer: neither more nor fewer of them can be had."""

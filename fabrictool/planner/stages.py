@@ -18,10 +18,13 @@ LATENCY_TOLERANCE = 0.005
 (`fabrictool.simulator.calibration`)."""
 LOADS = ("served", "survived", "slo", "excess")
 """Stages whose values are requests/s, mostly none: of these, dust is measured by the demand."""
+FAIRNESS = "fairness"
+"""Its value is the largest of the models' values, not their sum."""
 TIE_BREAK = "tie-break"
 TIDYING = ("moves", "replicas", TIE_BREAK)
 """Stages that choose among placements which are equally good to their users."""
 NOUNS = {
+    "fairness": "the largest share that a model or group lacks",
     "served": "unserved demand",
     "survived": "demand unserved after its losses, one by one,",
     "slo": "load that misses the SLO",
@@ -38,13 +41,14 @@ NOUNS = {
 
 def stage_names(problem: PlacementProblem) -> list[str]:
     """The objectives in the order in which they are solved."""
-    objective = list(problem.objective)
+    fairness = [FAIRNESS] if FAIRNESS in problem.objective else []
+    objective = [name for name in problem.objective if name != FAIRNESS]
     if "slo" in objective:
         # Of what cannot meet its SLO, no more is lost than has to be.
         objective.insert(objective.index("slo") + 1, "excess")
     objective.insert(objective.index("excess") + 1 if "slo" in objective else 0, "preference")
     survived = ["survived"] if any(need.survive for need in problem.needs) else []
-    return list(dict.fromkeys(["served", *survived, *objective, "moves", "replicas", TIE_BREAK]))
+    return list(dict.fromkeys([*fairness, "served", *survived, *objective, "moves", "replicas", TIE_BREAK]))
 
 
 def user_stages(problem: PlacementProblem) -> list[str]:
@@ -84,6 +88,11 @@ def residual(problem: PlacementProblem, name: str, value: float) -> float:
     """So far above its bound is a stage that is as good as can be: the solvers' rows hold within as much."""
     demand = sum(need.rate * need.priority for need in problem.needs) if name in LOADS else 0.0
     return 10 * TOLERANCE * max(1.0, abs(value), demand)
+
+
+def joined(name: str, values: Iterable[float]) -> float:
+    """A stage's value, of those of its models."""
+    return max(values, default=0.0) if name == FAIRNESS else sum(values)
 
 
 def rounding(value: float) -> float:
@@ -136,6 +145,8 @@ def amount(name: str, value: float, currency: str) -> str:
         "moves": "replicas",
         "replicas": "replicas",
     }
+    if name == FAIRNESS:
+        return f"{number(100 * value)}%"
     text, unit = number(value), units.get(name, "")
     return f"{text} {'replica' if (text, unit) == ('1', 'replicas') else unit}".rstrip()
 

@@ -62,6 +62,7 @@ def reasons(problem: PlacementProblem, solution: Solution, currency: str) -> tup
     prices = device_prices(problem, solution)
     if prices is not None:
         unit = {
+            "fairness": "less of the largest share that anybody lacks",
             "served": "req/s more served",
             "slo": "req/s fewer that miss the SLO",
             "excess": "req/s less over the SLO, each by its distance",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.infeasible import explain_infeasible
 from fabrictool.planner.problem import PlacementProblem, Solution, StageResult
-from fabrictool.planner.stages import TIE_BREAK, clean, kept, rounding, stage_names
+from fabrictool.planner.stages import FAIRNESS, TIE_BREAK, clean, kept, rounding, stage_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,7 +40,7 @@ def appraise(problem: PlacementProblem, counts: dict[int, int], solver: str, dea
     return Solution({i: k for i, k in counts.items() if k}, served, tuple(stages), solver, optimal=False)
 
 
-LOADED = ("served", "slo", "excess", "latency")
+LOADED = (FAIRNESS, "served", "slo", "excess", "latency")
 """Stages whose values depend on loads, beside the counts."""
 SLACK = 1e-9
 """With which a stage is kept, relative to its value, where nothing but loads is left to be chosen."""

@@ -26,12 +26,14 @@ from fabrictool.planner.program import PATIENCE
 from fabrictool.planner.solvers.core import core_of
 from fabrictool.planner.solvers.rounding import rounded
 from fabrictool.planner.stages import (
+    FAIRNESS,
     TIDYING,
     TIE_BREAK,
     TOLERANCE,
     clean,
     first_change,
     in_order,
+    joined,
     kept,
     residual,
     rounding,
@@ -59,6 +61,8 @@ AGAIN = 0.008
 """Relative gap beyond which another try is worth its time."""
 CORE_NODES = (1,)
 """Where only the core does: at the root most is found, and nothing is proved for the whole."""
+FAIR_NODES = (1, 50)
+"""Of fairness, which is of all models at once: no sweep over some of them takes its place."""
 TIDYING_NODES = (20,)
 TINY_NODES = 20_000
 FIRST_NODES = 2000
@@ -206,11 +210,11 @@ class PlacementSearch:
         self._loads = loads.loads(answer)
         self._values = {stage: loads.shares(stage, answer) for stage in (*self._limits, name)}
         for stage, limits in self._limits.items():
-            self._share_out(stage, sum(limits.values()))
+            self._share_out(stage, joined(stage, limits.values()))
         return True
 
     def _total(self, name: str) -> float:
-        return sum(self._values[name].values())
+        return joined(name, self._values[name].values())
 
     def _gap(self, name: str) -> float:
         """By how much of its value a stage is above its bound; dust is none."""
@@ -225,6 +229,9 @@ class PlacementSearch:
     def _share_out(self, name: str, limit: float) -> None:
         """What all models may use of a stage, by what they do."""
         values = self._values[name]
+        if name == FAIRNESS:  # nobody has any of it: it holds for each
+            self._limits[name] = dict.fromkeys(values, limit)
+            return
         total = sum(values.values())
         left = limit - total
         self._limits[name] = {
@@ -237,7 +244,7 @@ class PlacementSearch:
         if self._tiny:
             yield from self._proved(name)
             return
-        if not self._all:  # where they do, that is so quick that nothing else is tried before
+        if not self._all and name != FAIRNESS:  # where they do, that is so quick that nothing else is tried before
             yield from self._sweeps(name, FIRST_GAIN if self._tries(name) else GAIN)
         for at, nodes in enumerate(self._tries(name)):
             if self._is_enough(name) or (at and self._gap(name) <= AGAIN) or not self._work.more():
@@ -247,11 +254,13 @@ class PlacementSearch:
                 return
             if better:
                 yield self._solution()
-                yield from self._sweeps(name)
+                yield from self._sweeps(name) if name != FAIRNESS else ()
 
     def _tries(self, name: str) -> Sequence[int]:
         if name in TIDYING:
             return TIDYING_NODES if self._all else ()
+        if name == FAIRNESS and not self._all:
+            return FAIR_NODES
         return NODES if self._all else CORE_NODES if len(self._whole.chosen) <= AT_ONCE else ()
 
     def _is_enough(self, name: str) -> bool:
@@ -352,6 +361,8 @@ class PlacementSearch:
                 self._counts[i] = counts[at]
         self._values[name] |= loads.shares(name, answer)
         for stage, limits in self._limits.items():
+            if stage == FAIRNESS:
+                continue
             # What one of them uses of another's limit, the other has no more.
             used = loads.shares(stage, answer)
             left = (sum(limits[model] for model in models) - sum(used.values())) / len(models)
@@ -395,7 +406,7 @@ class PlacementSearch:
 
     def _keep_limit(self, formulation: Formulation, stage: str, limits: Mapping[str, float]) -> None:
         """Every model may have used its own slack."""
-        formulation.keep(stage, sum(limit + SLACK * max(1.0, limit) for limit in limits.values()))
+        formulation.keep(stage, joined(stage, [limit + SLACK * max(1.0, limit) for limit in limits.values()]))
 
     def _part(self, models: Sequence[str]) -> tuple[PlacementProblem, list[int]]:
         """The problem of these models with what the others leave, and its options' indices in the whole."""
@@ -440,7 +451,13 @@ class PlacementSearch:
 
 
 def _with_sites(problem: PlacementProblem) -> PlacementProblem:
-    """Over how many sites models are spread is asked of all options, also where only some of these take part."""
+    """Over how many sites models are spread, and what they could be served, is asked of all options, also where only
+    some of these take part.
+    """
     options = problem.options
     sites = {need.model: len({options[i].pool.site for i in problem.of(need.model)}) for need in problem.needs}
-    return replace(problem, needs=tuple(replace(n, sites=n.sites or sites[n.model]) for n in problem.needs))
+    fair = FAIRNESS in problem.objective
+    reach = {n.model: n.reached(options[i] for i in problem.of(n.model)) if fair else 0.0 for n in problem.needs}
+    return replace(
+        problem, needs=tuple(replace(n, sites=n.sites or sites[n.model], reach=reach[n.model]) for n in problem.needs)
+    )

@@ -18,7 +18,7 @@ from fabrictool.planner.solvers.clustering import clusters
 from fabrictool.planner.solvers.groups import MOST_BLOCKS, Deduction, DeviceGroup
 from fabrictool.planner.solvers.orchestration import FIELDS, Worth, worth
 from fabrictool.planner.solvers.rounding import FreeDevices
-from fabrictool.planner.stages import stage_names
+from fabrictool.planner.stages import FAIRNESS, stage_names
 
 if TYPE_CHECKING:
     import random
@@ -225,6 +225,9 @@ def _require_known(problem: PlacementProblem) -> None:
     divided = [need.model for need in problem.needs if need.parts]
     if divided:
         message = f"this search does not know consumer groups, by which the demand for {', '.join(divided)} is divided"
+        raise FabrictoolError.of("FT2030", message, hint="`--solver exact`")
+    if FAIRNESS in problem.objective:
+        message = "this search looks at one model after another, and does not know fairness between them"
         raise FabrictoolError.of("FT2030", message, hint="`--solver exact`")
 
 
