@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -109,6 +110,14 @@ def plan(
             " price.CLUSTER/PARTITION*=0.5; repeatable.",
         ),
     ] = None,
+    pareto: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CRITERIA",
+            help="Show what each costs in terms of the others, instead of making a plan: two or three of cost, energy"
+            " and one of latency, slo (load that misses it), such as cost,slo.",
+        ),
+    ] = None,
     why_not: Annotated[
         list[str] | None,
         typer.Option(
@@ -171,7 +180,28 @@ def plan(
     limit = search_limit(budget, work)
     _refuse("--observed, --root and --max-age need --offline", (observed_file or root or max_age) and not offline)
     _refuse("either --offline or --assume-empty", offline and assume_empty)
-    source = Source(blueprint, inventory, overlay, scenario, planned=not what_if)
+    source = Source(blueprint, inventory, overlay, scenario, planned=not (what_if or pareto))
+    if pareto is not None:
+        _refuse(
+            "--pareto makes no plan: no --what-if, --out, --plot, --chart, --render, --explain, --why-not, --policy,"
+            " --solver or --detailed-exitcode with it",
+            what_if
+            or out
+            or plot
+            or chart
+            or render
+            or explain
+            or why_not
+            or policy
+            or solver != "exact"
+            or detailed_exitcode,
+        )
+        from fabrictool.cli.pareto import show_front
+        from fabrictool.cli.planning import evidence_of
+
+        meant = bundle_meant(source, observed_file, root, max_age) if offline else None
+        seen = partial(evidence_of, source, meant, assume=assume_empty)
+        return show_front(pareto, source, seen, limit, seed, as_json=as_json)
     if what_if:
         _refuse(
             "--what-if makes no plan: no --out, --plot, --chart, --render, --explain, --why-not, --policy, --offline,"

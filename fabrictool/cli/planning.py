@@ -150,14 +150,32 @@ def plan_offline(source: Source, bundle: BundleFile, options: PlanOptions) -> tu
 
 def plan_assumed(source: Source, options: PlanOptions) -> tuple[Plan, Evidence]:
     """Of the files alone: each cluster is supposed to be there as the inventory says, with nothing on it."""
-    from fabrictool.domain.evidence import Evidence, KeysSeen
-    from fabrictool.domain.observed import ClusterFacts
-    from fabrictool.domain.state import State
     from fabrictool.planner.plan import plan
 
     now = time.time()
+    evidence = assumed_evidence(source, now)
+    planned = plan(source.blueprint, source.inventory, evidence, options, now=now, warnings=source.loaded.warnings)
+    return msgspec.structs.replace(planned, assumed=True), evidence
+
+
+def evidence_of(source: Source, bundle: BundleFile | None, *, assume: bool) -> Evidence:
+    """What a plan would be made from."""
+    if assume:
+        return assumed_evidence(source, time.time())
+    if bundle is not None:
+        return _opened(source, bundle)
+    with source.fabric() as fabric:
+        return fabric.gather(now=time.time())
+
+
+def assumed_evidence(source: Source, now: float) -> Evidence:
+    """Of clusters that are there and empty."""
+    from fabrictool.domain.evidence import Evidence, KeysSeen
+    from fabrictool.domain.observed import ClusterFacts
+    from fabrictool.domain.state import State
+
     enabled = [name for name, cluster in source.inventory.clusters.items() if cluster.enabled]
-    evidence = Evidence(
+    return Evidence(
         fabric=source.blueprint.fabric,
         lineage="",
         at=round(now, 3),
@@ -166,8 +184,6 @@ def plan_assumed(source: Source, options: PlanOptions) -> tuple[Plan, Evidence]:
         state=State(fabric=source.blueprint.fabric),
         keys=KeysSeen.of(source.blueprint, ""),
     )
-    planned = plan(source.blueprint, source.inventory, evidence, options, now=now, warnings=source.loaded.warnings)
-    return msgspec.structs.replace(planned, assumed=True), evidence
 
 
 def _opened(source: Source, bundle: BundleFile) -> Evidence:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.planner.assign import assign
+from fabrictool.planner.fairness import FAIRNESS
 from fabrictool.planner.forecast import forecast
 from fabrictool.planner.judged import ROUNDS, lessons, shortfall, taught, with_reasons
 from fabrictool.planner.problem import replica_key
 from fabrictool.planner.replay import replay
 from fabrictool.planner.solvers.appraisal import settled
 from fabrictool.planner.solvers.exact import ExactSolver
-from fabrictool.planner.stages import FAIRNESS, clean, values_of
+from fabrictool.planner.stages import clean, values_of
 from fabrictool.planner.verify import violations
 from fabrictool.planner.weights import planned_rates, weighted
 

@@ -14,8 +14,7 @@ idle, :math:`k_o = \sum_l x_{ol} \in \mathbb{N}` replicas, :math:`u_m \ge 0` req
 * phases      what prefill options of a pool get is handed to decode options of the pools that it reaches, and all that
   crosses the link between two sites fits it
 * groups      who may be served by whom, where the demand is divided by consumer group (`planner.consumers`)
-* fairness    :math:`z \ge p_m u / \lambda` for every model and group that could be served more: a share of what it
-  asks for, :math:`p_m` being its priority
+* fairness    between models, and groups (`planner.fairness`)
 * survival    for each loss l (`planner.survival`), what is left and :math:`v_{ml} \ge 0` take the demand; of a node, a
   column in :math:`\{0, 1\}` says whether less is lost with what it can hold or with all that its pool has
 * limits      on devices, cost and power of parts of the fabric (`planner.limits`)
@@ -36,15 +35,16 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from fabrictool.planner.consumers import flow_rows, providers_of
+from fabrictool.planner.fairness import FAIRNESS, fair_rows, joined
 from fabrictool.planner.limits import limit_rows
 from fabrictool.planner.program import Program, ProgramSolution, Terms
-from fabrictool.planner.stages import FAIRNESS, joined
 from fabrictool.planner.survival import losses, lost_with_a_node, reserves, stands_in
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
 
     from fabrictool.domain.specs import Phase
+    from fabrictool.planner.fairness import Lacks
     from fabrictool.planner.highs import Searched
     from fabrictool.planner.problem import ModelNeed, PlacementProblem, Pool, PoolKey
     from fabrictool.planner.survival import Reserve
@@ -82,8 +82,7 @@ class Formulation:
         self._unserved: dict[str, int] = {}
         self._lost: Terms = []
         self._asked: dict[str, Terms] = {}
-        self._lacking: dict[str, list[tuple[int, float, float]]] = {}
-        """By model: (column of what is unserved, its share in 1 of that, the share that must lack) of all who ask."""
+        self._lacking: dict[str, Lacks] = {}
         self._fairest: Terms = []
         self._handed: dict[tuple[str, PoolKey, PoolKey], int] = {}
         by_model: dict[str, list[int]] = defaultdict(list)
@@ -297,19 +296,13 @@ class Formulation:
         """The column of the largest share that anybody lacks, of those who could be served more."""
         if FAIRNESS not in self.problem.objective:
             return
-        self._fairest = [(self._column("", 0, INFINITY), 1.0)]
+        fairest = self._column("", 0, INFINITY)
+        self._fairest = [(fairest, 1.0)]
         for need in self.problem.needs:
             reach = need.reached(self.problem.options[i] for i in self.problem.of(need.model)) if need.rate else 0.0
-            if not reach:
-                continue
-            whole = (self._unserved[need.model], 1.0 / need.rate, 1.0 - reach / need.rate)
-            groups = [(column, 1.0 / rate, 0.0) for column, rate in self._asked.get(need.model, [])]
-            # Of a model that may not have enough replicas for all, some group has to lack what all do.
-            self._lacking[need.model] = [whole, *(groups if reach >= need.rate else [])]
-            for column, weight, inevitable in self._lacking[need.model]:
-                priority = need.priority
-                terms = [*self._fairest, (column, -priority * weight)]
-                self.program.row(-priority * inevitable, INFINITY, terms)
+            if reach:
+                groups, unserved = self._asked.get(need.model, []), self._unserved[need.model]
+                self._lacking[need.model] = fair_rows(self.program, need, reach, fairest, unserved, groups)
 
     def _survival_rows(self, need: ModelNeed, mine: list[int]) -> None:
         """A column for what each loss leaves unserved of each thing that has to be left, and the rows that say so."""

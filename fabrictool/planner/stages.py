@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fabrictool.planner.fairness import FAIRNESS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -18,8 +20,6 @@ LATENCY_TOLERANCE = 0.005
 (`fabrictool.simulator.calibration`)."""
 LOADS = ("served", "survived", "slo", "excess")
 """Stages whose values are requests/s, mostly none: of these, dust is measured by the demand."""
-FAIRNESS = "fairness"
-"""Its value is the largest of the models' values, not their sum."""
 TIE_BREAK = "tie-break"
 TIDYING = ("moves", "replicas", TIE_BREAK)
 """Stages that choose among placements which are equally good to their users."""
@@ -88,11 +88,6 @@ def residual(problem: PlacementProblem, name: str, value: float) -> float:
     """So far above its bound is a stage that is as good as can be: the solvers' rows hold within as much."""
     demand = sum(need.rate * need.priority for need in problem.needs) if name in LOADS else 0.0
     return 10 * TOLERANCE * max(1.0, abs(value), demand)
-
-
-def joined(name: str, values: Iterable[float]) -> float:
-    """A stage's value, of those of its models."""
-    return max(values, default=0.0) if name == FAIRNESS else sum(values)
 
 
 def rounding(value: float) -> float:

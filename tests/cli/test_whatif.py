@@ -284,3 +284,20 @@ def test_long_sweeps_tell_how_far_they_are(monkeypatch, capsys):
     monkeypatch.setattr(whatif, "PATIENCE_S", -1.0)
     whatif._progress(3)(1)
     assert "1 of 3 tried" in capsys.readouterr().err
+
+
+def test_a_front_is_printed_and_makes_no_plan(fabric, capsys):
+    asked = ["plan", "-b", str(fabric), "--pareto", "cost,energy", "--assume-empty"]
+    assert main(asked) == 0
+    captured = capsys.readouterr()
+    assert "→" in captured.out
+    assert "not replayed" in captured.err
+    assert main([*asked, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["type"], told["complete"]) == ("pareto", True)
+    assert [point["chosen"] for point in told["points"]].count(True) == 1
+    for more in (["--what-if", "rate.m*=2"], ["-o", "plan.json"], ["--solver", "cp"], ["--explain"]):
+        assert main([*asked, *more]) == 64
+        assert "--pareto makes no plan" in capsys.readouterr().err
+    assert main(["plan", "-b", str(fabric), "--pareto", "cost", "--assume-empty"]) == 64
+    assert "FT2031" in capsys.readouterr().err

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from fabrictool.planner.fairness import FAIRNESS
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.infeasible import explain_infeasible
 from fabrictool.planner.problem import PlacementProblem, Solution, StageResult
-from fabrictool.planner.stages import FAIRNESS, TIE_BREAK, clean, kept, rounding, stage_names
+from fabrictool.planner.stages import TIE_BREAK, clean, kept, rounding, stage_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
+from fabrictool.planner.fairness import FAIRNESS, joined
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.highs import SearchLimits
 from fabrictool.planner.infeasible import explain_infeasible
@@ -26,14 +27,12 @@ from fabrictool.planner.program import PATIENCE
 from fabrictool.planner.solvers.core import core_of
 from fabrictool.planner.solvers.rounding import rounded
 from fabrictool.planner.stages import (
-    FAIRNESS,
     TIDYING,
     TIE_BREAK,
     TOLERANCE,
     clean,
     first_change,
     in_order,
-    joined,
     kept,
     residual,
     rounding,

@@ -12,13 +12,14 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
+from fabrictool.planner.fairness import FAIRNESS
 from fabrictool.planner.limits import open_limits
 from fabrictool.planner.solvers.appraisal import appraise
 from fabrictool.planner.solvers.clustering import clusters
 from fabrictool.planner.solvers.groups import MOST_BLOCKS, Deduction, DeviceGroup
 from fabrictool.planner.solvers.orchestration import FIELDS, Worth, worth
 from fabrictool.planner.solvers.rounding import FreeDevices
-from fabrictool.planner.stages import FAIRNESS, stage_names
+from fabrictool.planner.stages import stage_names
 
 if TYPE_CHECKING:
     import random
