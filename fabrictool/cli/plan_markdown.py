@@ -10,7 +10,7 @@ import unicodedata
 from typing import TYPE_CHECKING
 
 from fabrictool.cli.output import seconds_text
-from fabrictool.cli.plan_text import SYMBOLS, complaints, gap_text, share_text
+from fabrictool.cli.plan_text import SYMBOLS, complaints, gap_text, group_lines, limit_lines, share_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -100,7 +100,7 @@ def _forecast(plan: Plan) -> list[str]:
 
 
 def _model(model: ModelForecast) -> list[str]:
-    wrong = complaints(model)
+    wrong = [*complaints(model), *group_lines(model, lacking=True)]
     slo = "▲ " + _code("; ".join(wrong)) if wrong else model.slo or "–"
     if model.slo and model.replay is not None:
         slo += f" ({share_text(model.replay.attainment)})"
@@ -116,6 +116,7 @@ def _totals(plan: Plan) -> list[str]:
         words.append(f"cost {forecast.cost_per_hour:.2f} {_code(forecast.currency)}/h")
     if forecast.power_w:
         words.append(f"power {forecast.power_w:.0f} W")
+    words += map(_code, limit_lines(forecast))
     words.append(f"solver {_code(certificate.solver)}, {_code(gap_text(certificate))}")
     return [" · ".join(words), f"Basis: {_code(forecast.basis)}", ""]
 

@@ -187,21 +187,22 @@ def _amount(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 or value == round(value) else f"{value:.4g}"
 
 
-def group_lines(model: ModelForecast) -> list[str]:
-    """Of a model whose demand is divided by consumer group: who gets what of it, and from how many replicas."""
+def group_lines(model: ModelForecast, *, lacking: bool = False) -> list[str]:
+    """Of a model whose demand is divided by consumer group: who gets what of it, and from how many replicas; of the
+    `lacking` alone where only these are asked for.
+    """
     lines = []
     for group in () if isinstance(model.groups, msgspec.UnsetType) else model.groups:
         who = f"group {group.group}" if group.group else "everybody else"
         got = "all served" if group.served >= 1 else f"only {share_text(group.served)} of that served"
         few = "" if group.replicas == model.replicas else f"of {model.replicas} "
         may = f"{group.replicas} {few}replica{'s'[: model.replicas != 1]} may answer"
-        lost = (
-            ""
-            if group.left is None or model.survival is None
-            else f", {group.left} after any {model.survival.loss} is lost"
-        )
-        mark = "" if group.served >= 1 and group.replicas else "▲ "
-        lines.append(f"{mark}{model.model} for {who} ({group.share * 100:.3g}%): {got}; {may}{lost}")
+        kind = None if model.survival is None else model.survival.loss
+        lost = "" if group.left is None or kind is None else f", {group.left} after any {kind} is lost"
+        lacks = group.served < 1 or not group.replicas
+        if lacks or not lacking:
+            mark = "▲ " if lacks and not lacking else ""
+            lines.append(f"{mark}{model.model} for {who} ({group.share * 100:.3g}%): {got}; {may}{lost}")
     return lines
 
 

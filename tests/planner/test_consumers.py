@@ -150,6 +150,9 @@ def test_the_plan_says_what_each_group_gets(tmp_path):
     lacking = msgspec.structs.replace(m.groups[0], served=0.999, left=None)
     (line,) = group_lines(msgspec.structs.replace(m, groups=(lacking,)))
     assert line.startswith("▲ m for group lab-a (50%): only 99% of that served; ")
+    assert group_lines(msgspec.structs.replace(m, groups=(lacking, *m.groups)), lacking=True) == [
+        line.removeprefix("▲ ")
+    ]
 
 
 def test_a_plan_without_parts_says_nothing_of_groups(tmp_path):
