@@ -15,7 +15,7 @@ from fabrictool.catalog import engines
 from fabrictool.domain.plan import node_blocks
 from fabrictool.engines.adapter import adapter
 from fabrictool.planner.loads import start_s
-from fabrictool.planner.permitted import forbidden, permitted, preference, promised
+from fabrictool.planner.permitted import forbidden, permitted, preference, promised, start_time
 from fabrictool.planner.problem import Level, Option, Transfer
 from fabrictool.planner.targets import slo_excess
 from fabrictool.simulator.calibration import calibrations_in
@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from fabrictool.simulator.stand import Stand
     from fabrictool.simulator.stepmodel import Steps
 
-    Figures = tuple[ReplicaFigures, tuple[Level, ...]]
+    Figures = tuple[ReplicaFigures, tuple[Level, ...], float]
+    """With what it does under each load, and the seconds of its start."""
 
 L = TypeVar("L", "Elastic", "Shared")
 
@@ -75,13 +76,13 @@ class Columns:
         """`loads` are the state's: seconds that starts took; `companions`: what its replicas serve beside it."""
         self._loads = loads
         self._companions = companions
-        self._sharing: dict[object, tuple[Shared, tuple[Level, ...]] | None] = {}
+        self._sharing: dict[object, tuple[Shared, tuple[Level, ...], float] | None] = {}
         self._name, self._wanted, self._architecture = name, wanted, architecture
         self._demand, self._inventory, self._pools = demand, inventory, pools
         self._calibrations = calibrations_in(inventory.calibrated)
         self._moving: dict[tuple[PoolKey, Phase], float] = {}
         self._tables: dict[object, Figures | None] = {}
-        self._merged: dict[object, tuple[Elastic, tuple[Level, ...]] | None] = {}
+        self._merged: dict[object, tuple[Elastic, tuple[Level, ...], float] | None] = {}
         self._parts: dict[object, Part | None] = {}
         self._capabilities = adapter(wanted.engine).capabilities
 
@@ -155,20 +156,23 @@ class Columns:
         table = self._merged[key]
         if table is None:
             return None
-        its, levels = table
+        its, levels, start_s = table
         disliked = preference(self._wanted, pool)
-        return Option(self._name, pool, tp, its.figures, levels, preference=disliked, elastic=its)
+        return Option(self._name, pool, tp, its.figures, levels, start_s, preference=disliked, elastic=its)
 
-    def _loaded(self, its: L, weights: float, pool: Pool) -> tuple[L, tuple[Level, ...]] | None:
-        """With what it does under each load; None where it hardly serves. `weights`: octets that a device loads."""
-        promise = promised(self._partition(pool), weights, self._start_s(pool))
+    def _loaded(self, its: L, weights: float, pool: Pool) -> tuple[L, tuple[Level, ...], float] | None:
+        """With what it does under each load, and the seconds of its start; None where it hardly serves. `weights`:
+        octets that a device loads.
+        """
+        start_s = self._start_time(pool, weights)
+        promise = promised(self._partition(pool), start_s)
         levels = []
         for load in LOADS if promise else ():
             latency = its.under_load(load * its.capacity)
             excess = slo_excess(self._wanted.slo, latency)
             rate = load * its.capacity * promise
             levels.append(Level(rate, latency.in_system, excess <= 0.0, tidy(excess)))
-        return (its, tuple(levels)) if levels else None
+        return (its, tuple(levels), start_s) if levels else None
 
     def _shared(self, pool: Pool) -> Option | None:
         """Replicas that serve the model's companions, too, on a device of a pool."""
@@ -181,8 +185,10 @@ class Columns:
         table = self._sharing[key]
         if table is None:
             return None
-        its, levels = table
-        return Option(self._name, pool, 1, its.figures, levels, preference=preference(self._wanted, pool), shared=its)
+        its, levels, start_s = table
+        return Option(
+            self._name, pool, 1, its.figures, levels, start_s, preference=preference(self._wanted, pool), shared=its
+        )
 
     def _cut(self, pool: Pool, pp: int, phase: Phase) -> Iterator[Option]:
         """In as many stages as the blueprint says."""
@@ -367,7 +373,8 @@ class Columns:
         """What a replica does under each load; `weights` are octets a device, which take time to load."""
         # Each partition's walltime ends by itself, and one stage that is away is one too many.
         places = {pool.key: pool for pool in pools}.values()
-        promise = math.prod(promised(self._partition(pool), weights, self._start_s(pool)) for pool in places)
+        starts = [(self._partition(pool), self._start_time(pool, weights)) for pool in places]
+        promise = math.prod(promised(place, start_s) for place, start_s in starts)
         if not figures.fits or promise <= 0.0:
             return None
         demand, slo = self._demand, self._wanted.slo
@@ -389,7 +396,10 @@ class Columns:
                 latency = under_load(figures, demand, rate)
                 excess = slo_excess(slo, latency)
             levels.append(Level(rate * promise, latency.in_system, excess <= 0.0, tidy(excess)))
-        return figures, tuple(levels)
+        return figures, tuple(levels), max(start_s for _, start_s in starts)
+
+    def _start_time(self, pool: Pool, weights: float) -> float:
+        return start_time(self._partition(pool), weights, self._start_s(pool))
 
     def _start_s(self, pool: Pool) -> float | None:
         return start_s(self._loads, self._wanted, self._name, pool.cluster)

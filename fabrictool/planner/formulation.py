@@ -37,6 +37,7 @@ import numpy as np
 from fabrictool.planner.consumers import flow_rows, providers_of
 from fabrictool.planner.fairness import FAIRNESS, fair_rows, joined
 from fabrictool.planner.limits import limit_rows
+from fabrictool.planner.moving import move_prices
 from fabrictool.planner.program import Program, ProgramSolution, Terms
 from fabrictool.planner.survival import losses, lost_with_a_node, reserves, stands_in
 
@@ -84,6 +85,9 @@ class Formulation:
         self._asked: dict[str, Terms] = {}
         self._lacking: dict[str, Lacks] = {}
         self._fairest: Terms = []
+        self._kept: dict[str, int] = {}
+        self._starts: dict[int, Terms] = {}
+        self._stops: dict[int, Terms] = {}
         self._handed: dict[tuple[str, PoolKey, PoolKey], int] = {}
         by_model: dict[str, list[int]] = defaultdict(list)
         blocks: dict[PoolKey, list[tuple[int, int, int]]] = defaultdict(list)
@@ -102,7 +106,7 @@ class Formulation:
             self._device_rows(pool, blocks[pool.key])
         self._fair_rows()
         limit_rows(self.program, problem, self.chosen, self.count)
-        self._moves = self._move_rows()
+        self._move_rows()
 
     @classmethod
     def of_counts(
@@ -143,8 +147,11 @@ class Formulation:
         )
 
     def keep(self, name: str, limit: float) -> None:
-        """From now on the stage's value may not exceed `limit`."""
-        self.program.row(-INFINITY, limit, self.terms(name))
+        """From now on the stage's value may not exceed `limit`, whatever was said of it before."""
+        if name in self._kept:
+            self.program.set_most(self._kept[name], limit)
+        else:
+            self._kept[name] = self.program.row(-INFINITY, limit, self.terms(name))
 
     def value(self, name: str, answer: ProgramSolution) -> float:
         """The stage's objective of an answer, in floating point."""
@@ -409,45 +416,51 @@ class Formulation:
                     if level.excess > 0.0
                 ]
             case "latency":
-                moving = [(column, self.problem.transfers[key].seconds) for key, column in self._handed.items()]
-                return moving + [
+                handed = [(column, self.problem.transfers[key].seconds) for key, column in self._handed.items()]
+                inside = [
                     (column, level.in_system)
                     for i in self.chosen
                     for column, level in zip(self._levels[i], options[i].levels, strict=True)
                 ]
+                return [*handed, *inside, *self._priced_moves(name)]
             case "cost":
                 weights = {i: options[i].cost for i in self.chosen}
-                moving = [(column, weight * self.problem.move_price) for column, weight in self._moves]
-                return [*self._weighted(weights), *(moving if self.problem.move_price else [])]
             case "energy":
                 weights = {i: options[i].power for i in self.chosen}
             case "preference":
                 weights = {i: options[i].preference for i in self.chosen}
             case "moves":
-                return self._moves
+                return [term for i in self._starts for term in (*self._starts[i], *self._stops[i])]
             case "replicas":
                 weights = dict.fromkeys(self.chosen, 1.0)
             case _:  # any fixed order will do, as long as it is the same everywhere: the first of the sorted options
                 weights = {i: float(i) for i in self.chosen}
-        return self._weighted(weights)
+        return [*self._weighted(weights), *self._priced_moves(name)]
 
     def _weighted(self, weights: Mapping[int, float]) -> Terms:
         return [(column, weights[i] * weight) for i in self.chosen if weights[i] for column, weight in self.count(i)]
 
-    def _move_rows(self) -> Terms:
-        """Replicas to be started or stopped against what runs: |k - k_now|; nothing when nothing runs."""
-        moves: Terms = []
+    def _priced_moves(self, name: str) -> Terms:
+        terms: Terms = []
+        for i in self._starts:
+            start, stop = move_prices(self.problem, self.problem.options[i], name)
+            terms += [(column, weight * start) for column, weight in self._starts[i] if start]
+            terms += [(column, weight * stop) for column, weight in self._stops[i] if stop]
+        return terms
+
+    def _move_rows(self) -> None:
+        """Replicas to be started, and to be stopped, against what runs; nothing when nothing runs."""
         for i in self.chosen if self.problem.current else ():
-            now = self.problem.current.get(self.problem.options[i].key, 0)
+            option = self.problem.options[i]
+            now = self.problem.current.get(option.key, 0)
             if not now:  # all of them are new
-                moves += self.count(i)
+                self._starts[i], self._stops[i] = self.count(i), []
                 continue
-            if self._given is not None:  # known, and not to be used up to a limit
-                known = abs(self._given.get(i, 0) - now)
-                moves.append((self._column(self.problem.options[i].model, known, known), 1.0))
-                continue
-            move = self._column(self.problem.options[i].model, 0, INFINITY)
-            self.program.row(now, INFINITY, [*self.count(i), (move, 1.0)])
-            self.program.row(-INFINITY, now, [*self.count(i), (move, -1.0)])
-            moves.append((move, 1.0))
-        return moves
+            # Given counts are known, and their moves not to be used up to a limit.
+            known = None if self._given is None else self._given.get(i, 0) - now
+            more = (0.0, self._limit[option.model]) if known is None else (max(0, known),) * 2
+            fewer = (0.0, now) if known is None else (max(0, -known),) * 2
+            start, stop = (self._column(option.model, *bounds, whole=True) for bounds in (more, fewer))
+            self._starts[i], self._stops[i] = [(start, 1.0)], [(stop, 1.0)]
+            if known is None:
+                self.program.row(now, now, [*self.count(i), (start, -1.0), (stop, 1.0)])

@@ -20,21 +20,25 @@ WORTH_STARTING = 0.5
 """A partition whose walltime goes by half in starting is not used."""
 
 
-def promised(place: Partition, weights: float, measured_s: float | None = None) -> float:
+def start_time(place: Partition, weights: float, measured_s: float | None = None) -> float:
+    """Seconds from a replica's start until it serves.
+
+    `weights`: octets on each device; `measured_s`: what starts of the model took there, which is believed more.
+    """
+    if measured_s is not None:
+        return measured_s
+    begins = 0.0 if accelerators()[place.device].kind == "cpu" else LOAD_S
+    return begins + weights / LOAD_OCTETS_PER_S
+
+
+def promised(place: Partition, start_s: float) -> float:
     """The share of its time in which a replica of a partition with a walltime serves; 0 where it hardly does.
 
-    `weights`: octets on each device; `measured_s`: what starts of the model took there, which is believed more. Its
-    successor gets other devices only where some are free, so a start counts as lost whenever the walltime ends.
+    Its successor gets other devices only where some are free, so a start counts as lost whenever the walltime ends.
     """
     if place.walltime is None:
         return 1.0
-    if measured_s is not None:
-        start = measured_s
-    elif accelerators()[place.device].kind == "cpu":
-        start = weights / LOAD_OCTETS_PER_S
-    else:
-        start = LOAD_S + weights / LOAD_OCTETS_PER_S
-    share = 1.0 - start / float(place.walltime)
+    share = 1.0 - start_s / float(place.walltime)
     return share if share >= WORTH_STARTING else 0.0
 
 

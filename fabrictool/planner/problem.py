@@ -98,6 +98,8 @@ class Option:
     figures: ReplicaFigures
     levels: tuple[Level, ...]
     """Ascending; the last one is the most that a replica is planned for."""
+    start_s: float = 0.0
+    """From its start until it serves."""
     preference: float = 0.0
     """0 for what `place` prefers, more for what it does not; never negative, or replicas would be had for nothing."""
     pp: int = 1

@@ -106,6 +106,10 @@ class Program:
             self._model.add_term_to_constraint(index, column, weight)
         return index
 
+    def set_most(self, row: int, high: float) -> None:
+        """Another upper limit of a constraint."""
+        self._model.set_constraint_upper_bound(row, high)
+
     def searched(
         self, terms: Sequence[tuple[int, float]], limits: SearchLimits, left_s: Callable[[], float]
     ) -> Searched | None:

@@ -18,6 +18,9 @@ TOLERANCE = 1e-6
 LATENCY_TOLERANCE = 0.005
 """Slack of the latency stage, above its bound; the forecast's own band is far wider
 (`fabrictool.simulator.calibration`)."""
+TOLERANCE_OF_WHAT_RUNS = {"latency": 0.05, "cost": 0.01, "energy": 0.01}
+"""Where something runs: what a stage may be above the best that moves could reach, beyond what they cost, so that fewer
+of them are made. Less than the forecast's error, and less than an operator would move a replica for."""
 LOADS = ("served", "survived", "slo", "excess")
 """Stages whose values are requests/s, mostly none: of these, dust is measured by the demand."""
 TIE_BREAK = "tie-break"
@@ -82,6 +85,20 @@ def kept(name: str, value: float, bound: float) -> float:
     Of a tolerance, what the search has left of it: both together are at most so far above the bound.
     """
     return max(value + rounding(value), bound + tolerance(name, bound))
+
+
+def slack(problem: PlacementProblem, name: str, value: float) -> float:
+    """By how much a solved stage may be above its value while later ones that users feel are solved.
+
+    Where something runs, by nothing: what those would gain by it they would gain by moves.
+    """
+    return rounding(value) if problem.current else tolerance(name, value)
+
+
+def spared(problem: PlacementProblem, names: Iterable[str]) -> dict[str, float]:
+    """Of stages that were solved: the share that each may be above its value so that less has to move."""
+    shares = {name: TOLERANCE_OF_WHAT_RUNS.get(name, 0.0) for name in names} if problem.current else {}
+    return {name: share for name, share in shares.items() if share}
 
 
 def residual(problem: PlacementProblem, name: str, value: float) -> float:

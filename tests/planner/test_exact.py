@@ -253,7 +253,7 @@ def test_what_runs_stays_where_it_is_when_nothing_is_lost_by_that():
 def test_nothing_that_runs_is_moved_for_a_hair_of_latency():
     a, b = pool("a"), pool("b")
     current = {("m", "a", "p", 1, 1, "unified"): 2}
-    for faster, stays in ((0.9999, True), (0.9, False)):
+    for faster, stays in ((0.9999, True), (0.97, True), (0.5, False)):
         options = [option("m", a, capacity=9.0), option("m", b, capacity=9.0, latency=faster)]
         instance = problem([ModelNeed("m", 1.0, 2, 2)], options, [a, b], current=current)
         assert (counts(instance, solve(instance)) == current) is stays

@@ -15,7 +15,7 @@ from fabrictool.planner.build import build_problem
 from fabrictool.planner.diff import WantedUnit, actions
 from fabrictool.planner.healing import heal
 from fabrictool.planner.loads import known_loads, start_s, start_times, with_loader
-from fabrictool.planner.permitted import LOAD_S, promised
+from fabrictool.planner.permitted import LOAD_S, promised, start_time
 from fabrictool.planner.plan import PlanOptions, plan
 from fabrictool.planner.succession import lead_s
 from tests.planner.test_build import BLUEPRINT, INVENTORY
@@ -135,9 +135,9 @@ def loaded(tmp_path):
 def test_a_measured_start_beats_the_estimate(loaded):
     found = loaded()
     place = found.inventory.clusters["gpus"].partitions["big"]
-    assert promised(place, 16e9) < 1 - LOAD_S / 3600
-    assert promised(place, 16e9, 36.0) == pytest.approx(0.99)
-    assert promised(place, 16e9, 3000.0) == 0.0
+    assert promised(place, start_time(place, 16e9)) < 1 - LOAD_S / 3600
+    assert promised(place, start_time(place, 16e9, 36.0)) == pytest.approx(0.99)
+    assert promised(place, start_time(place, 16e9, 3000.0)) == 0.0
 
     def capacity(loads):
         problem, _ = build_problem(

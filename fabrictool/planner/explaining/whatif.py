@@ -27,6 +27,7 @@ from fabrictool.domain.blueprint import Replicas
 from fabrictool.planner.certificate import certificate_of
 from fabrictool.planner.chosen import SearchOptions, best, forecast_of
 from fabrictool.planner.explaining.rules import NO_MAXIMUM
+from fabrictool.planner.moving import moves_in
 from fabrictool.planner.stages import clean, user_stages, values_of
 from fabrictool.planner.survival import KINDS
 
@@ -124,13 +125,7 @@ def evaluate(
 def _without_moves(chosen: Chosen, known: Mapping[str, float]) -> dict[str, float]:
     """The values that depend on what runs, if just this ran."""
     problem, counts = chosen.problem, chosen.solution.counts
-    moved = (
-        abs(counts.get(i, 0) - problem.current.get(option.key, 0))
-        for i, option in enumerate(problem.options)
-        if problem.current  # else nothing counts as a move
-    )
-    price = problem.move_price * sum(moved)
-    return {"moves": 0.0} | ({"cost": clean(known["cost"] - price)} if price and "cost" in known else {})
+    return {"moves": 0.0} | {name: clean(known[name] - moves_in(problem, counts, name)) for name in known}
 
 
 # Wide: what is asked, who works on it, how long and with which seed.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from fabrictool.planner.fairness import FAIRNESS
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.infeasible import explain_infeasible
+from fabrictool.planner.moving import moves_in
 from fabrictool.planner.problem import PlacementProblem, Solution, StageResult
 from fabrictool.planner.stages import TIE_BREAK, clean, kept, rounding, stage_names
 
@@ -67,9 +68,11 @@ def settled(problem: PlacementProblem, solution: Solution, seed: int) -> Solutio
         answer = reloaded
         values[name] = max(0.0, loads.value(name, answer))
         loads.keep(name, values[name] + SLACK * max(1.0, values[name]))
+    moving = {name: moves_in(problem, counts, name) for name in values}
+    values = {name: value + moving[name] for name, value in values.items()}
     if answer is None or not _better({name: known[name].objective for name in values}, values):
         return solution  # such as of a search that was cut short, whose rules hold within its tolerance only
-    values = {name: max(0.0, loads.value(name, answer)) for name in values}
+    values = {name: max(0.0, loads.value(name, answer)) + moving[name] for name in values}
     stages = tuple(
         replace(stage, objective=clean(value), bound=clean(min(value, stage.bound)))
         if (value := values.get(stage.name)) is not None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.infeasible import explain_infeasible
 from fabrictool.planner.solvers.rounding import rounded
-from fabrictool.planner.stages import TIDYING, TIE_BREAK, TOLERANCE, stage_names, tolerance
+from fabrictool.planner.stages import TIDYING, TIE_BREAK, TOLERANCE, slack, spared, stage_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,6 +46,8 @@ def core_of(problem: PlacementProblem, seconds: float, seed: int) -> Core:
     for name in stage_names(problem):
         if name == TIE_BREAK or not relaxed.terms(name):
             continue
+        for solved, share in spared(problem, lowest).items() if name == "moves" else ():
+            relaxed.keep(solved, lowest[solved] * (1.0 + share))
         answer = relaxed.minimise(name, seconds=seconds, seed=seed)
         if answer is None:
             raise explain_infeasible(problem)
@@ -60,6 +62,6 @@ def core_of(problem: PlacementProblem, seconds: float, seed: int) -> Core:
                 nearest[option.model].append((distance[i], i))
             for options in nearest.values():
                 core |= {i for _, i in sorted(options)[:NEAREST]}
-        relaxed.keep(name, answer.objective + tolerance(name, answer.objective))
+        relaxed.keep(name, answer.objective + slack(problem, name, answer.objective))
     chosen = sorted(core)
     return Core(chosen, lowest, distance, rounded(problem, {i: usage.get(i, 0.0) for i in chosen}, distance))

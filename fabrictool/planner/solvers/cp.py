@@ -27,7 +27,7 @@ from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.infeasible import explain_infeasible, require_options
 from fabrictool.planner.problem import Solution, StageResult
 from fabrictool.planner.solvers.rounding import rounded
-from fabrictool.planner.stages import LATENCY_TOLERANCE, clean, stage_names, tolerance
+from fabrictool.planner.stages import LATENCY_TOLERANCE, clean, slack, spared, stage_names, tolerance
 from fabrictool.planner.work import SearchWork
 
 if TYPE_CHECKING:
@@ -78,9 +78,9 @@ class CpSolver:
             if search.whole.terms(name):
                 counts, loads, stages = search.stage(name)
                 # What it proves is proved of rounded numbers: only the bound in floating point says how good it is.
-                close = all(s.objective - s.bound <= NEAR * max(0.1, abs(s.objective)) for s in stages)
+                optimal = search.optimal and all(map(search.is_close, stages))
                 title = f"{self.name} (CP-SAT and GLOP in OR-Tools)"
-                yield Solution(counts, loads, stages, title, search.optimal and close, work=search.work.spent)
+                yield Solution(counts, loads, stages, title, optimal, work=search.work.spent)
 
 
 class CpUniformSolver(CpSolver):
@@ -108,6 +108,8 @@ class _Search:
 
     def stage(self, name: str) -> tuple[dict[int, int], dict[int, float], tuple[StageResult, ...]]:
         """Minimises one objective and keeps it from then on; counts, loads and all stages so far."""
+        if name == "moves" and self._answer is not None:
+            self._spare(self._answer)
         below = self._relaxed.minimise(name, seconds=self._seconds, seed=self._seed)
         if below is None:
             raise explain_infeasible(self._problem)
@@ -118,12 +120,25 @@ class _Search:
             now = self._improve(name)
             least = self.whole.value(name, now)
         self._answer = now
-        limit = least + tolerance(name, least) + self._integers.lost(self.whole.terms(name))
+        limit = least + slack(self._problem, name, least) + self._integers.lost(self.whole.terms(name))
         for formulation in (self.whole, self._relaxed):
             formulation.keep(name, limit)
         values = {stage: self.whole.value(stage, now) for stage in self._bounds}
         stages = tuple(StageResult(n, clean(v), clean(min(v, self._bounds[n]))) for n, v in values.items())
         return self.whole.counts(now), self.whole.loads(now), stages
+
+    def _spare(self, now: ProgramSolution) -> None:
+        """Stages before may become a little worse again where that saves moves."""
+        for name, share in spared(self._problem, self._bounds).items():
+            limit = self.whole.value(name, now) * (1.0 + share) + self._integers.lost(self.whole.terms(name))
+            for formulation in (self.whole, self._relaxed):
+                formulation.keep(name, limit)
+
+    def is_close(self, stage: StageResult) -> bool:
+        """Whether it is as near its bound as tolerances and rounding allow."""
+        value = abs(stage.objective)
+        room = NEAR * max(0.1, value) + value * spared(self._problem, [stage.name]).get(stage.name, 0.0)
+        return stage.objective - stage.bound <= room + self._integers.lost(self.whole.terms(stage.name))
 
     def _improve(self, name: str) -> ProgramSolution:
         seconds = self.work.share(name)

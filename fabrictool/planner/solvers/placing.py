@@ -33,9 +33,10 @@ from fabrictool.planner.stages import (
     clean,
     first_change,
     in_order,
-    kept,
     residual,
     rounding,
+    slack,
+    spared,
     user_stages,
 )
 from fabrictool.planner.work import PER_SECOND
@@ -63,6 +64,8 @@ CORE_NODES = (1,)
 FAIR_NODES = (1, 50)
 """Of fairness, which is of all models at once: no sweep over some of them takes its place."""
 TIDYING_NODES = (20,)
+MOVING_NODES = (20, 500)
+"""A move that is spared is felt, and its bound is weak."""
 TINY_NODES = 20_000
 FIRST_NODES = 2000
 """Of the search for any placement, where the rounded relaxation breaks a rule."""
@@ -128,17 +131,33 @@ class PlacementSearch:
 
     def stage(self, name: str) -> Iterator[Solution]:
         """Minimises one objective, and keeps it from then on."""
+        if name == "moves":
+            self._spare()
         self._bounds[name] = self._bound(name)
         if not self._values:
             self._begin(name)
         self._judge(name)
         yield self._solution()
         yield from self._improved(name)
-        total = self._total(name)
         self._optimal = self._is_proved(name)
-        self._share_out(name, kept(name, total, self._bounds[name]))
+        self._share_out(name, self._most(name))
         for formulation in (self._relaxed, self._whole):
             self._keep_limit(formulation, name, self._limits[name])
+
+    def _most(self, name: str) -> float:
+        """That a solved stage may come to. Of a tolerance, what the search has left of it: both together are at most so
+        far above the bound.
+        """
+        total, bound = self._total(name), self._bounds[name]
+        return max(total + rounding(total), bound + slack(self._problem, name, bound))
+
+    def _spare(self) -> None:
+        """Stages before may become a little worse again where that saves moves."""
+        for name, share in spared(self._problem, self._values).items():
+            total = self._total(name)
+            self._share_out(name, max(sum(self._limits[name].values()), total * (1.0 + share)))
+            for formulation in (self._relaxed, self._whole):
+                self._keep_limit(formulation, name, self._limits[name])
 
     # -- where a stage begins -------------------------------------------------------------------------------------
 
@@ -257,13 +276,16 @@ class PlacementSearch:
 
     def _tries(self, name: str) -> Sequence[int]:
         if name in TIDYING:
-            return TIDYING_NODES if self._all else ()
+            return () if not self._all else MOVING_NODES if name == "moves" else TIDYING_NODES
         if name == FAIRNESS and not self._all:
             return FAIR_NODES
         return NODES if self._all else CORE_NODES if len(self._whole.chosen) <= AT_ONCE else ()
 
     def _is_enough(self, name: str) -> bool:
-        return self._gap(name) <= ENOUGH.get(name, CLOSE)
+        return self._gap(name) <= self._enough(name)
+
+    def _enough(self, name: str) -> float:
+        return max(ENOUGH.get(name, CLOSE), spared(self._problem, [name]).get(name, 0.0))
 
     def _proved(self, name: str) -> Iterator[Solution]:
         if self._gap(name) <= 0.0 or not self._work.more():
@@ -277,7 +299,7 @@ class PlacementSearch:
 
     def _searched(self, name: str, nodes: int) -> bool | None:
         """One try for all that take part; whether it is better, None where nothing more is to be hoped for."""
-        result = self._by_highs(self._whole, name, ENOUGH.get(name, CLOSE), nodes)
+        result = self._by_highs(self._whole, name, self._enough(name), nodes)
         if result is None:
             return None
         if self._all:

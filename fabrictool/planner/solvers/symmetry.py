@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
+from fabrictool.planner.moving import moves_in
 from fabrictool.planner.program import Program
 
 if TYPE_CHECKING:
@@ -52,10 +53,14 @@ class MergedProblem:
             for member in self.members[i]:
                 if counts.get(member):
                     loads[member] = load * counts[member] / solution.counts[i]
-        # Between equal partitions more may have to move than the smaller problem sees.
-        moves = sum(abs(counts.get(i, 0) - self.whole.current.get(o.key, 0)) for i, o in enumerate(self.whole.options))
-        stages = tuple(replace(s, objective=float(moves)) if s.name == "moves" else s for s in solution.stages)
+        stages = tuple(
+            replace(s, objective=s.objective + self._hidden(s.name, solution, counts)) for s in solution.stages
+        )
         return replace(solution, counts={i: k for i, k in sorted(counts.items()) if k}, loads=loads, stages=stages)
+
+    def _hidden(self, name: str, solution: Solution, counts: Mapping[int, int]) -> float:
+        """Of a stage: between equal partitions more may have to move than the smaller problem sees."""
+        return moves_in(self.whole, counts, name) - moves_in(self.problem, solution.counts, name)
 
     def counts_of(self, counts: Mapping[int, int]) -> dict[int, int]:
         """Those of the whole problem, in the smaller one."""
