@@ -110,15 +110,20 @@ class BlueprintCheck(ReferenceCheck):
             self.say("FT1129", ("move_price",), "it is part of the cost, which `objective` does not have", "add `cost`")
 
     def _model(self, path: Steps, wanted: Model) -> None:
-        if self.refer("FT1206", (*path, "engine"), wanted.engine, startable(), "engine"):
-            self._engine(path, wanted)
+        for index, its in enumerate(wanted.each_variant.values()):
+            below = (*path, "variants", index) if wanted.variants else path
+            if self.refer("FT1206", (*below, "engine"), its.engine, startable(), "engine"):
+                self._engine(below, its)
+                self._precision((*below, *(() if wanted.variants else ("variant",)), "precision"), its)
         for index, provider in enumerate(wanted.trust or ()):
             self.refer("FT1201", (*path, "trust", index), provider, self._inventory.providers, "provider")
         for index, group in enumerate(wanted.groups or ()):
             self.refer("FT1208", (*path, "groups", index), group, self._blueprint.trust.groups, "group")
-        places = [(*path, "source"), *((*path, "adapters", name, "source") for name in wanted.adapters)]
-        places += [(*path, "companions", name, "source") for name in wanted.companions]
-        for place, source in zip(places, wanted.sources, strict=True):
+        own = [((*path, "variants", at, "source"), its.source) for at, its in enumerate(wanted.variants) if its.source]
+        own += [((*path, "source"), wanted.source)] if wanted.source in wanted.sources else []
+        own += [((*path, "adapters", name, "source"), its.source) for name, its in wanted.adapters.items()]
+        own += [((*path, "companions", name, "source"), its.source) for name, its in wanted.companions.items()]
+        for place, source in own:
             staged = staged_name(source)
             if staged is not None:
                 self.refer("FT1270", place, staged[0], self._blueprint.weights, "weights")
@@ -153,12 +158,12 @@ class BlueprintCheck(ReferenceCheck):
             self.say("FT1275", (*path, "loader"), f"{wanted.engine} cannot load weights by `{wanted.loader}`", hint)
         self._adapters(path, wanted)
         self._companions(path, wanted)
+
+    def _precision(self, path: Steps, wanted: Model) -> None:
         held = engines()[wanted.engine].weight_bytes
         if wanted.variant.precision not in held:
             message = f"{wanted.engine} does not hold weights as {wanted.variant.precision}"
-            self.say(
-                "FT1213", (*path, "variant", "precision"), message, meant(wanted.variant.precision, held, "one of")
-            )
+            self.say("FT1213", path, message, meant(wanted.variant.precision, held, "one of"))
 
     def _adapters(self, path: Steps, wanted: Model) -> None:
         if wanted.adapters and not engines()[wanted.engine].serves_adapters:
@@ -229,11 +234,14 @@ class BlueprintCheck(ReferenceCheck):
         architecture = self._known(path, wanted)
         if architecture is None:
             return
-        context = wanted.variant.context
-        if context is not None and context > architecture.max_context:
-            message = f"{context} exceeds the context length of {architecture.id}"
-            self.say("FT1224", (*path, "variant", "context"), message, f"at most {architecture.max_context} tok")
-        self._lengths(path, wanted, architecture)
+        for index, its in enumerate(wanted.each_variant.values()):
+            own = bool(wanted.variants) and wanted.variants[index].context is not None
+            below = (*path, "variants", index, "context") if own else (*path, "variant", "context")
+            context = its.variant.context
+            if context is not None and context > architecture.max_context:
+                message = f"{context} exceeds the context length of {architecture.id}"
+                self.say("FT1224", below, message, f"at most {architecture.max_context} tok")
+            self._lengths(path, its, architecture)
 
     def _known(self, path: Steps, wanted: Model) -> ModelArchitecture | None:
         """The model's architecture; None after a complaint."""

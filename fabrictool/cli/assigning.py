@@ -206,6 +206,7 @@ def _of_blueprint(source: Source, name: str) -> dict[str, str | int]:
     if model.options:
         say(f"note: options of {name} are left out, an assignment carries none: {', '.join(sorted(model.options))}")
     architecture = source.blueprint.architecture(model)
+    model = next(iter(model.each_variant.values()))
     return {
         "source": model.source,
         "engine": model.engine,

@@ -133,6 +133,7 @@ def _forecast_lines(plan: Plan) -> list[str]:
         line for model in forecast.models for text in complaints(model) for line in folded(f"  ▲ {model.model}: {text}")
     ]
     lines += [line for model in forecast.models for text in group_lines(model) for line in folded(f"  {text}", "    ")]
+    lines += [line for model in forecast.models if model.variants for line in folded(f"  {_variants(model)}")]
     cost = f"{forecast.cost_per_hour:.2f} {forecast.currency}/h" if forecast.currency else "no prices in the inventory"
     power = f"{forecast.power_w:.0f} W" if forecast.power_w else "no power figures"
     lines.append(f"cost {cost}   power {power}")
@@ -160,6 +161,16 @@ def _model_cells(model: ModelForecast) -> tuple[str, ...]:
         slo += f" ({share_text(model.replay.attainment)})"
     load = f"{model.utilisation:.0%}" if model.utilisation < 10 else ">999%"
     return model.model, _band(model.ttft_p95_s), _band(model.tpot_p95_s), load, slo
+
+
+def _variants(model: ModelForecast) -> str:
+    """Which of a model's variants do how much."""
+    of_each = () if isinstance(model.variants, msgspec.UnsetType) else model.variants
+    loaded = any(its.share for its in of_each)
+    parts = [
+        f"{its.replicas} as {its.variant}" + (f" ({its.share:.0%} of its load)" if loaded else "") for its in of_each
+    ]
+    return f"{model.model}: {', '.join(parts)}"
 
 
 def complaints(model: ModelForecast) -> list[str]:

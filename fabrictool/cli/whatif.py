@@ -153,6 +153,7 @@ HEADINGS = {
     "survived": "by losses",
     "slo": "misses SLO",
     "excess": "over SLO",
+    "quality": "behind first",
     "latency": "in system",
     "preference": "unwished",
 }

@@ -60,13 +60,14 @@ __all__ = [
     "Tenant",
     "Trust",
     "Variant",
+    "VariantChoice",
 ]
 
 Precision = Literal[
     "fp32", "fp16", "bf16", "fp8", "int8", "int4", "fp4", "mxfp4",
     "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q3_k_m", "q4_k_m", "q5_k_m", "q6_k",
 ]  # fmt: skip
-Objective = Literal["fairness", "slo", "latency", "cost", "energy", "moves"]
+Objective = Literal["fairness", "slo", "quality", "latency", "cost", "energy", "moves"]
 ROUTING_POLICIES = ("least-loaded", "random", "round-robin", "weighted", "power-of-two", "slo-headroom", "slo-packing")
 """Those that come with fabrictool; others are installed."""
 MAIN = "main"
@@ -274,6 +275,24 @@ class Companion(Document):
     """Expected workload; absent: none that the plan would make room for."""
 
 
+class VariantChoice(Document):
+    """One way of serving a model, of several; what it does not say is as the model has it."""
+
+    precision: Precision | None = None
+    """Number format of the weights."""
+    context: Tokens | None = None
+    """Longest request."""
+    engine: Name | None = None
+    """Engine id of the catalogue."""
+    source: Source | None = None
+    """Where its weights are, which of a quantised model are other files."""
+    options: dict[Text, str | int | float | bool] | None = None
+    """Flags passed through to its engine, instead of the model's; those of another engine than the model's begin
+    without any."""
+    max_num_seqs: Annotated[int, Field(ge=1, le=65536)] | None = None
+    """Requests that one of its replicas runs at once."""
+
+
 class ModelDefaults(Document):
     """What `defaults` may say for every model; a model's own words win."""
 
@@ -335,6 +354,10 @@ class Model(ModelDefaults):
     """Where the weights are: ``hf://``, ``pypi://``, ``file://``, or ``weights://NAME`` or ``weights://NAME/FILE``."""
     architecture: Text | None = None
     """Model id of the catalogue or of ``architectures``; absent: taken from an ``hf://`` source."""
+    variants: Annotated[tuple[VariantChoice, ...], Field(max_length=8)] = ()
+    """What a replica may be, the most wanted first: the planner chooses for each partition. They differ in precision,
+    engine or declared context; those with the same weights and context are wanted equally. Absent: all replicas are as
+    `engine` and `variant` say."""
     limits: RequestLimits = RequestLimits()
     """How much all tenants together may ask of it at each gateway."""
     adapters: Annotated[dict[Name, Adapter], Field(max_length=64)] = Field(default_factory=dict)
@@ -359,9 +382,75 @@ class Model(ModelDefaults):
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Its own, and those of what stands beside it."""
+        """Its own, or those of its variants, and those of what stands beside it."""
+        own = tuple(dict.fromkeys(choice.source or self.source for choice in self.variants)) or (self.source,)
         adapters = (adapter.source for adapter in self.adapters.values())
-        return (self.source, *adapters, *(companion.source for companion in self.companions.values()))
+        return (*own, *adapters, *(companion.source for companion in self.companions.values()))
+
+    @property
+    def each_variant(self) -> dict[str, Model]:
+        """Its variants by name, in their order, each as a model that has no other; "": it has none to choose from."""
+        if not self.variants:
+            return {"": self}
+        models = [self._as(choice) for choice in self.variants]
+        return {_variant_name(its, choice): its for its, choice in zip(models, self.variants, strict=True)}
+
+    def in_variant(self, name: str) -> Model:
+        """The model as that variant alone; of a name that it does not have any more, the first."""
+        every = self.each_variant
+        return every.get(name) or next(iter(every.values()))
+
+    def variant_of(self, engine: str, precision: str, context: int) -> str:
+        """The name of the variant that a replica is one of, by what it runs; of a variant that is none any more, what
+        its name would be.
+        """
+        if not self.variants:
+            return ""
+        alike = [
+            (name, its)
+            for name, its in self.each_variant.items()
+            if (its.engine, its.variant.precision) == (engine, precision)
+        ]
+        exact = [name for name, its in alike if its.variant.context == context]
+        return next(iter([*exact, *(name for name, _ in alike)]), f"{engine} {precision}")
+
+    @property
+    def steps_down(self) -> dict[str, int]:
+        """By variant: how many better qualities there are; weights and context make the quality, engines do not."""
+        qualities = {
+            name: (its.variant.precision, its.source, its.variant.context) for name, its in self.each_variant.items()
+        }
+        order = list(dict.fromkeys(qualities.values()))
+        return {name: order.index(quality) for name, quality in qualities.items()}
+
+    def _as(self, choice: VariantChoice) -> Model:
+        engine = choice.engine or self.engine
+        options = self.options if engine == self.engine else {}
+        update: dict[str, Any] = {
+            "variants": (),
+            "engine": engine,
+            "source": choice.source or self.source,
+            "architecture": self.architecture_id,
+            "options": options if choice.options is None else choice.options,
+            "variant": Variant(
+                precision=choice.precision or self.variant.precision, context=choice.context or self.variant.context
+            ),
+            "max_num_seqs": choice.max_num_seqs or self.max_num_seqs,
+        }
+        return self.model_copy(update=update)
+
+    @model_validator(mode="after")
+    def _distinct_variants(self) -> Model:
+        names = [_variant_name(self._as(choice), choice) for choice in self.variants]
+        twice = next((name for at, name in enumerate(names) if name in names[:at]), None)
+        if twice is not None:
+            hint = "let them differ in `precision`, `engine` or `context`, or keep one"
+            raise problem("FT1295", f"two variants are both `{twice}`", hint)
+        beside = ["companions"] if self.companions else ["phases"] if self.phases != "unified" else []
+        if self.variants and beside:
+            hint = f"remove `{beside[0]}`, or keep one variant, as `engine` and `variant`"
+            raise problem("FT1296", f"`variants` and `{beside[0]}` do not go together", hint)
+        return self
 
     @property
     def beside(self) -> tuple[str, ...]:
@@ -378,6 +467,12 @@ class Model(ModelDefaults):
     def architecture_id(self) -> str:
         """Of its architecture: the catalogue's, the blueprint's own, or one that nobody knows."""
         return self.architecture or self.source.removeprefix("hf://").partition(":")[0]
+
+
+def _variant_name(its: Model, choice: VariantChoice) -> str:
+    """Of what tells replicas apart, and of no place in a list: it stays when others are added."""
+    words = [its.engine, its.variant.precision, *([] if choice.context is None else [f"{int(choice.context)} tok"])]
+    return " ".join(words)
 
 
 def staged_name(source: str) -> tuple[str, str] | None:
@@ -671,9 +766,10 @@ class Blueprint(Document):
     state: StateBackend | None = None
     """Where the state is kept; absent: on the machine from which the fabric is applied."""
     objective: Annotated[tuple[Objective, ...], Field(min_length=1)] = ("slo", "cost", "energy")
-    """What to optimise, most important first; ``moves``: replicas started or stopped. ``fairness``, in any place: where
-    not all can be served, the largest share of its demand that a model or a group lacks comes first, weighted by
-    priority (max-min)."""
+    """What to optimise, most important first; ``moves``: replicas started or stopped; ``quality``: load on variants
+    behind a model's first, which comes after ``slo`` where it is not named. ``fairness``, in any place: where not all
+    can be served, the largest share of its demand that a model or a group lacks comes first, weighted by priority
+    (max-min)."""
     move_price: Price | None = None
     """What a started or stopped replica must save per hour at least; part of ``cost``, so that re-plans stay small."""
     limits: dict[Name, Limit] = Field(default_factory=dict)

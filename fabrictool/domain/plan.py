@@ -64,6 +64,8 @@ class ReplicaPlacement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     """All stages, where they are not alike; else empty."""
     weight: float = 1.0
     """Its share of the model's traffic under equal load, beside the model's other replicas'."""
+    variant: str = ""
+    """Which of its model's variants; "": there is no choice."""
 
     @property
     def every_stage(self) -> tuple[StagePlacement, ...]:
@@ -176,6 +178,15 @@ class GroupForecast(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Of these, after the worst of the losses that the model is to survive; None: it is to survive none."""
 
 
+class VariantForecast(msgspec.Struct, frozen=True):
+    """Of one of a model's variants: how much it does."""
+
+    variant: str
+    replicas: int
+    share: float
+    """Of the load that the plan deals out."""
+
+
 class ModelForecast(msgspec.Struct, frozen=True, kw_only=True):
     """What the simulator expects of one model under its declared demand."""
 
@@ -207,6 +218,8 @@ class ModelForecast(msgspec.Struct, frozen=True, kw_only=True):
     """Of a model that is not shown to meet its SLO: why nothing more was done about it."""
     groups: tuple[GroupForecast, ...] | msgspec.UnsetType = msgspec.UNSET
     """Not written where the blueprint does not divide the demand."""
+    variants: tuple[VariantForecast, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Those that are placed; not written of a model without a choice."""
 
     @property
     def unserved(self) -> str:
@@ -361,7 +374,10 @@ def inputs_digest(blueprint: Blueprint, inventory: Inventory) -> str:
     What says nothing of fields that came later has the digest that it had before there were such: plans stay good.
     """
     left_out: dict[str, Any] = {} if blueprint.architectures else {"architectures": True}
-    left_out["models"] = {name: _unwritten(model) for name, model in blueprint.models.items()}
+    left_out["models"] = {
+        name: _unwritten(model) | ({} if model.variants else {"variants": True})
+        for name, model in blueprint.models.items()
+    }
     left_out["models"] |= {
         name: left_out["models"][name] | {"companions": {beside: {"demand": {"groups"}} for beside in model.companions}}
         for name, model in blueprint.models.items()

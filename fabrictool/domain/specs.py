@@ -516,9 +516,13 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
         return tuple(hub for hub in hubs if hub not in other_way)
 
 
-def weight_key(model: str, cluster: str, partition: str, tp: int, dp: int = 1) -> str:
-    """Replicas of a model that routing weighs alike: not one by one, so that one more of them changes no gateway."""
-    return f"{model}@{cluster}/{partition}:{tp}" + (f"x{dp}" if dp > 1 else "")
+# Wide: what tells them apart.
+def weight_key(model: str, cluster: str, partition: str, tp: int, dp: int = 1, variant: str = "") -> str:
+    """Replicas of a model that routing weighs alike: not one by one, so that one more of them changes no gateway.
+
+    `variant`: ``ENGINE PRECISION`` where a model has several.
+    """
+    return f"{model}@{cluster}/{partition}:{tp}" + (f"x{dp}" if dp > 1 else "") + (f" {variant}" if variant else "")
 
 
 def label_key(provider: str, cluster: str, partition: str) -> str:

@@ -60,7 +60,7 @@ class RoutingTarget:
     context: int = 0
     weight: float = 1.0
     weighed_as: str = ""
-    """Its `weight_key`; "" of one whose weight its list says."""
+    """Its `weight_key` without a variant; "" of one whose weight its list says."""
     device: str = ""
     precision: str = ""
     engine: str = ""
@@ -140,6 +140,11 @@ def meeting_place(told: str) -> tuple[str, int] | None:
     if nobodys or not 0 < int(port) < 1 << 16:
         return None
     return (f"[{address}]" if address.version == 6 else str(address)), int(port)
+
+
+def _weight_of(target: RoutingTarget, weights: Mapping[str, float]) -> float:
+    """As one of its model's variants, where the plan tells these apart."""
+    return weights.get(f"{target.weighed_as} {target.engine} {target.precision}", weights.get(target.weighed_as, 1.0))
 
 
 class Directory:
@@ -258,7 +263,7 @@ class Directory:
         self._changed()  # the rules are others, too
         for target in self._targets.values():
             if target.weighed_as:
-                target.weight = weights.get(target.weighed_as, 1.0)
+                target.weight = _weight_of(target, weights)
 
     def label(self, labels: Mapping[str, tuple[str, ...]]) -> None:
         """What requests may ask for of nodes, from now on."""
@@ -340,14 +345,13 @@ class Directory:
         partition = unit.partition if unit is not None else node.node
         labelled_as = label_key(node.provider, node.cluster, partition)
         weighed_as = weight_key(service.model, node.cluster, partition, service.tp, service.dp)
-        return RoutingTarget(
+        target = RoutingTarget(
             key,
             service.model,
             node.provider,
             TunnelConnector(mesh, service.session, service.service),
             service.replica,
             context=service.context,
-            weight=self.weights.get(weighed_as, 1.0),
             weighed_as=weighed_as,
             device=node.hardware.device if node.hardware else "",
             precision=service.precision,
@@ -363,6 +367,8 @@ class Directory:
             slots=service.max_num_seqs,
             declared_slots=service.max_num_seqs,
         )
+        target.weight = _weight_of(target, self.weights)
+        return target
 
     def report(self, session: bytes, load: Load) -> None:
         """Volatile load from an agent's beat; none: a relayed tunnel was closed for want of requests.

@@ -62,6 +62,7 @@ def _placement(name: str, option: Option) -> ReplicaPlacement:
         dp=option.dp,
         phase=option.phase,
         stages=tuple(_stage(pool, tp) for pool, tp in option.stages) if option.others else (),
+        variant=option.variant,
     )
 
 

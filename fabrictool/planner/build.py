@@ -16,6 +16,7 @@ from fabrictool.catalog import accelerators, engines
 from fabrictool.planner.columns import Columns
 from fabrictool.planner.limits import limits_of
 from fabrictool.planner.problem import GroupDemand, ModelNeed, Option, PlacementProblem, Pool, unit_key
+from fabrictool.planner.variants import VariantColumns
 from fabrictool.simulator.demanded import demand_of
 from fabrictool.simulator.network import hop
 
@@ -61,14 +62,14 @@ def build_problem(
     """
     every, complaints = pools_of(inventory), list[Complaint]()
     pools = [pool for pool in every if pool.cluster in set(usable)]
-    there = Counter(unit_key(r.model, (r.cluster, r.partition), (r.tp, r.pp, r.dp), r.phase) for r in unseen)
+    there = Counter(unit_key(r.model, (r.cluster, r.partition), (r.tp, r.pp, r.dp), r.phase, r.variant) for r in unseen)
     unseen_pools = {key[1:3] for key in there} - {pool.key for pool in pools}
     unknown = {pool.cluster for pool in every} - {pool.cluster for pool in pools}
     considered = [*pools, *(pool for pool in every if pool.key in unseen_pools)]
     options: list[Option] = []
     needs: list[ModelNeed] = []
     demands: dict[str, MeanWorkload] = {}
-    columns: dict[str, Columns] = {}
+    columns: dict[str, VariantColumns] = {}
     for name, wanted in sorted(blueprint.models.items()):
         architecture = _architecture(blueprint, name, complaints)
         unknown_companions = sorted(set(wanted.companions) - set(blueprint.companions(wanted)))
@@ -76,9 +77,17 @@ def build_problem(
             complaints.append(_unknown(f"models.{name}.companions.{companion}", wanted.companion(companion)))
         if architecture is None or unknown_companions:
             continue
-        demands[name] = demand_of(wanted, architecture)
+        demands[name] = demand_of(next(iter(wanted.each_variant.values())), architecture)
         companions = blueprint.companions(wanted)
-        columns[name] = Columns(name, wanted, architecture, demands[name], inventory, considered, loads, companions)
+        columns[name] = VariantColumns(
+            {
+                variant: Columns(
+                    name, its, architecture, demand_of(its, architecture), inventory, considered, loads, companions
+                )
+                for variant, its in wanted.each_variant.items()
+            },
+            wanted.steps_down,
+        )
         everywhere = columns[name].everywhere()
         mine = [option for option in everywhere if option.pool.key not in unseen_pools or option.key in there]
         options += mine
@@ -99,8 +108,8 @@ def build_problem(
         tables_sha256=_tables_digest(options),
         ways=ways,
         columns=columns,
-        phases={name: generator.phases for name, generator in columns.items()},
-        transfers=_transfers(columns, pools),
+        phases={name: generator.first.phases for name, generator in columns.items()},
+        transfers=_transfers({name: generator.first for name, generator in columns.items()}, pools),
         links={(min(link.between), max(link.between)): float(link.bandwidth) for link in inventory.links},
         move_price=blueprint.move_price.amount if blueprint.move_price is not None else 0.0,
         outages=outages(inventory, pools, now),
@@ -116,13 +125,15 @@ def _architecture(blueprint: Blueprint, name: str, complaints: list[Complaint]) 
     if architecture is None:
         complaints.append(_unknown(f"models.{name}", wanted))
         return None
-    known = engines()[wanted.engine].weight_bytes
-    if wanted.variant.precision not in known:
-        message = f"{name}: {wanted.engine} does not hold weights as {wanted.variant.precision}"
-        place = Place(thing=f"models.{name}.variant.precision")
-        complaints.append(Complaint("FT1412", message, place, f"one of: {', '.join(sorted(known))}"))
-        return None
-    return architecture
+    able = True
+    for its in wanted.each_variant.values():
+        known = engines()[its.engine].weight_bytes
+        if its.variant.precision not in known:
+            message = f"{name}: {its.engine} does not hold weights as {its.variant.precision}"
+            place = Place(thing=f"models.{name}.{'variants' if wanted.variants else 'variant.precision'}")
+            complaints.append(Complaint("FT1412", message, place, f"one of: {', '.join(sorted(known))}"))
+            able = False
+    return architecture if able else None
 
 
 def _unknown(thing: str, wanted: Model) -> Complaint:
@@ -135,7 +146,8 @@ def _unknown(thing: str, wanted: Model) -> Complaint:
 def _tables_digest(options: Sequence[Option]) -> str:
     """Of all that the solver reads off the columns."""
     levels = [[[*map(tidy, (v.rate, v.in_system)), v.attains, v.excess] for v in o.levels] for o in options]
-    return digest([[*o.key, o.cost, o.power, its] for o, its in zip(options, levels, strict=True)])
+    ranks = [[option.steps_down] if option.variant else [] for option in options]
+    return digest([[*o.key, o.cost, o.power, its, *of] for o, its, of in zip(options, levels, ranks, strict=True)])
 
 
 def _transfers(columns: Mapping[str, Columns], pools: Sequence[Pool]) -> dict[tuple[str, PoolKey, PoolKey], Transfer]:

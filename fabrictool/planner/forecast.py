@@ -15,6 +15,7 @@ from fabrictool.planner.group_service import services
 from fabrictool.planner.stages import TOLERANCE
 from fabrictool.planner.survival import worst_loss
 from fabrictool.planner.targets import slo_misses
+from fabrictool.planner.variants import chosen_variants
 from fabrictool.simulator.capacity import Latency, under_load
 from fabrictool.simulator.phases import prefill_under_load
 from fabrictool.simulator.slo import criteria
@@ -95,7 +96,8 @@ def _model(
         if option.phase not in slowest or latency.e2e_p95 > slowest[option.phase][0].e2e_p95:
             slowest[option.phase] = (latency, option.figures.bands)
     worst, bands = _slower(slowest, _moving(problem, mine))
-    slo = blueprint.models[need.model].slo
+    model = blueprint.models[need.model]
+    slo = model.slo
     verdict: Verdict = ""
     overruled: Verdict = ""
     judge: Literal["replay", "closed form", "turns", ""] = ""
@@ -125,6 +127,7 @@ def _model(
         judge=judge,
         survival=_survival(problem, solution, need),
         groups=_groups(problem, solution, need),
+        variants=chosen_variants(model, [(o, k, solution.loads.get(i, 0.0)) for o, k, i in mine]) or msgspec.UNSET,
         overruled=overruled if verdict not in ("undecided", overruled) and served == 1.0 else "",
     )
 

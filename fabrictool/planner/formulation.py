@@ -415,6 +415,15 @@ class Formulation:
                     for column, level in zip(self._levels[i], options[i].levels, strict=True)
                     if level.excess > 0.0
                 ]
+            case "quality":  # a replica that stands by gets requests, too: it counts as one under the least load
+                return [
+                    (column, option.steps_down * rate)
+                    for i in self.chosen
+                    if (option := options[i]).steps_down and option.serves
+                    for column, rate in zip(
+                        self.ladder(i), (level.rate for level in (option.levels[0], *option.levels)), strict=True
+                    )
+                ]
             case "latency":
                 handed = [(column, self.problem.transfers[key].seconds) for key, column in self._handed.items()]
                 inside = [

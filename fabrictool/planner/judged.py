@@ -182,9 +182,9 @@ def learned_sentences(learned: Sequence[Lesson]) -> tuple[str, ...]:
     """What was planned otherwise because of the replay, a sentence a kind."""
     last = {lesson.kind: lesson for lesson in learned}
     return tuple(
-        f"{model}: {f'{engines} merging engines of ' if engines > 1 else ''}"
+        f"{model}{f' as {variant}' if variant else ''}: {f'{engines} merging engines of ' if engines > 1 else ''}"
         f"{' + '.join(f'{tp}×{device}' for device, tp in stages)}"
         f" {'misses' if lesson.certain else 'is not shown to meet'} the SLO at {lesson.rate:.3g} req/s in"
         f" the replay, by {'' if lesson.certain else 'up to '}{lesson.lack:.1%} of its requests: planned for less there"
-        for (model, _, stages, engines), lesson in last.items()
+        for (model, _, stages, engines, variant), lesson in last.items()
     )

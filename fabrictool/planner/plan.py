@@ -259,7 +259,7 @@ def _unread_keys(blueprint: Blueprint, keys: str | None) -> list[str]:
 
 
 def _waiting_pins(blueprint: Blueprint, situation: Situation) -> list[str]:
-    unseen = Counter(placed_option(replica.replica, replica) for replica in situation.unseen)
+    unseen = Counter(placed_option(replica.replica, replica, replica.variant) for replica in situation.unseen)
     unknown = {name for name, described in situation.inventory.clusters.items() if described.enabled}
     unknown -= set(situation.usable)
     return [

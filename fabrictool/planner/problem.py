@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 PoolKey = tuple[str, str]
 """(cluster, partition)."""
 OptionKey = tuple[str, str, str, int, int, str]
-"""(model, cluster, partition, tp, pp, phase with base engines and the places of further stages): what a count stands
-for."""
-Kind = tuple[str, str, tuple[tuple[str, int], ...], int]
-"""(model, phase, device and tp of each stage, base engines): what does the same wherever it stands."""
+"""(model, cluster, partition, tp, pp, phase with base engines, the places of further stages and, where there are
+several, the variant): what a count stands for."""
+Kind = tuple[str, str, tuple[tuple[str, int], ...], int, str]
+"""(model, phase, device and tp of each stage, base engines, variant): what does the same wherever it stands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +113,11 @@ class Option:
     shared: Shared | None = None
     """Of an engine that serves other models, too: what they leave this one. None: it has the engine for itself."""
 
+    variant: str = ""
+    """Which of its model's variants; "": there is no choice."""
+    steps_down: int = 0
+    """How many better qualities its model has."""
+
     @property
     def dp(self) -> int:
         """Base engines of `tp` devices each, on one node."""
@@ -179,26 +184,29 @@ class Option:
 
     @property
     def kind(self) -> Kind:
-        return (self.model, self.phase, tuple((pool.device, tp) for pool, tp in self.stages), self.dp)
+        return (self.model, self.phase, tuple((pool.device, tp) for pool, tp in self.stages), self.dp, self.variant)
 
     @property
     def key(self) -> OptionKey:
         """What a count stands for."""
         further = "".join(f"+{'/'.join(pool.key)}:{tp}" for pool, tp in self.others)
-        return unit_key(self.model, self.pool.key, (self.tp, len(self.stages), self.dp), self.phase + further)
+        cut = (self.tp, len(self.stages), self.dp)
+        return unit_key(self.model, self.pool.key, cut, self.phase + further, self.variant)
 
 
-def unit_key(model: str, place: PoolKey, cut: tuple[int, int, int], phase: str) -> OptionKey:
+def unit_key(model: str, place: PoolKey, cut: tuple[int, int, int], phase: str, variant: str = "") -> OptionKey:
     """The key of the option that a running replica is one of; `cut`: its tp, pp and dp."""
     tp, pp, dp = cut
-    return (model, *place, tp, pp, f"{phase}×{dp}" if dp > 1 else phase)
+    shape = f"{phase}×{dp}" if dp > 1 else phase
+    return (model, *place, tp, pp, f"{shape} as {variant}" if variant else shape)
 
 
 def replica_key(replica: ReplicaPlacement) -> OptionKey:
     """The key of the option that a placed replica is one of."""
     further = "".join(f"+{stage.cluster}/{stage.partition}:{stage.tp}" for stage in replica.stages[1:])
     place = (replica.cluster, replica.partition)
-    return unit_key(replica.model, place, (replica.tp, replica.pp, replica.dp), replica.phase + further)
+    cut = (replica.tp, replica.pp, replica.dp)
+    return unit_key(replica.model, place, cut, replica.phase + further, replica.variant)
 
 
 class ColumnGenerator(Protocol):
@@ -321,7 +329,7 @@ class PlacementProblem:
     current: dict[OptionKey, int]
     """What runs now, by option key: the last objective keeps it where nothing is lost by that."""
     objective: tuple[str, ...]
-    """Stages after ``served``: of ``slo``, ``latency``, ``cost``, ``energy``; ``fairness`` comes before it."""
+    """Stages after ``served``: of ``slo``, ``quality``, ``latency``, ``cost``, ``energy``; ``fairness`` comes before it."""
     tables_sha256: str
     fixed: dict[OptionKey, int] = field(default_factory=dict)
     """Option key → its count, of replicas on clusters that do not answer: neither more nor fewer of them can be had."""

@@ -13,6 +13,7 @@ from fabrictool.planner.joined import as_there
 from fabrictool.planner.judged import taught
 from fabrictool.planner.problem import unit_key
 from fabrictool.planner.units import running_weights
+from fabrictool.planner.variants import remembered_variant, running_variant
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -96,38 +97,38 @@ def situation_of(blueprint: Blueprint, inventory: Inventory, evidence: Evidence,
         blueprint,
         inventory,
         usable=tuple(name for name, facts in evidence.clusters.items() if facts.known),
-        unseen=_unseen_replicas(inventory, evidence),
-        current=Counter(running_options(evidence).values()),
+        unseen=_unseen_replicas(blueprint, inventory, evidence),
+        current=Counter(running_options(blueprint, evidence).values()),
         now=now,
-        names=_names_out_of_sight(evidence) | running_options(evidence),
+        names=_names_out_of_sight(blueprint, evidence) | running_options(blueprint, evidence),
         weights=dict(running_weights(evidence)),
         loads=evidence.state.loads,
         blind=frozenset(name for name, facts in evidence.clusters.items() if not facts.known),
     )
 
 
-def running_options(evidence: Evidence) -> dict[str, OptionKey]:
+def running_options(blueprint: Blueprint, evidence: Evidence) -> dict[str, OptionKey]:
     """Replica (``MODEL/NUMBER``) → the option as which it runs; of those that a plan has room for."""
     planned = ((name, spec) for name, spec in evidence.running_agents().items() if not spec.is_extra)
-    return {replica: placed_option(replica, spec) for replica, spec in planned}
+    return {replica: placed_option(replica, spec, running_variant(blueprint.models, spec)) for replica, spec in planned}
 
 
-def placed_option(replica: str, placed: AgentSpec | Placed | ReplicaPlacement) -> OptionKey:
+def placed_option(replica: str, placed: AgentSpec | Placed | ReplicaPlacement, variant: str = "") -> OptionKey:
     cut = (placed.tp, placed.pp, placed.dp)
-    return unit_key(model_of(replica), (placed.cluster, placed.partition), cut, placed.phase)
+    return unit_key(model_of(replica), (placed.cluster, placed.partition), cut, placed.phase, variant)
 
 
-def _names_out_of_sight(evidence: Evidence) -> dict[str, OptionKey]:
+def _names_out_of_sight(blueprint: Blueprint, evidence: Evidence) -> dict[str, OptionKey]:
     """Nothing can be said of replicas on a cluster that is not enabled, but their names are taken."""
     remembered = [(Address.parse(address), placed) for address, placed in evidence.state.units.items()]
     return {
-        address.name: placed_option(address.name, placed)
+        address.name: placed_option(address.name, placed, remembered_variant(blueprint, evidence, str(address)))
         for address, placed in remembered
         if address.kind == "replica" and placed.cluster not in evidence.clusters
     }
 
 
-def _unseen_replicas(inventory: Inventory, evidence: Evidence) -> tuple[ReplicaPlacement, ...]:
+def _unseen_replicas(blueprint: Blueprint, inventory: Inventory, evidence: Evidence) -> tuple[ReplicaPlacement, ...]:
     """Replicas that we started on clusters that do not answer now: unknown is not absent, so they count as there."""
     unseen = []
     for text, placed in sorted(evidence.state.units.items()):
@@ -149,6 +150,7 @@ def _unseen_replicas(inventory: Inventory, evidence: Evidence) -> tuple[ReplicaP
                 pp=placed.pp,
                 dp=placed.dp,
                 phase=placed.phase,
+                variant=remembered_variant(blueprint, evidence, text),
             )
         )
     return tuple(unseen)

@@ -21,7 +21,7 @@ LATENCY_TOLERANCE = 0.005
 TOLERANCE_OF_WHAT_RUNS = {"latency": 0.05, "cost": 0.01, "energy": 0.01}
 """Where something runs: what a stage may be above the best that moves could reach, beyond what they cost, so that fewer
 of them are made. Less than the forecast's error, and less than an operator would move a replica for."""
-LOADS = ("served", "survived", "slo", "excess")
+LOADS = ("served", "survived", "slo", "excess", "quality")
 """Stages whose values are requests/s, mostly none: of these, dust is measured by the demand."""
 TIE_BREAK = "tie-break"
 TIDYING = ("moves", "replicas", TIE_BREAK)
@@ -32,6 +32,7 @@ NOUNS = {
     "survived": "demand unserved after its losses, one by one,",
     "slo": "load that misses the SLO",
     "excess": "load times its distance from the SLO",
+    "quality": "load behind the first variant",
     "preference": "replicas against the wishes of `place`",
     "latency": "requests in the system",
     "cost": "cost",
@@ -49,7 +50,11 @@ def stage_names(problem: PlacementProblem) -> list[str]:
     if "slo" in objective:
         # Of what cannot meet its SLO, no more is lost than has to be.
         objective.insert(objective.index("slo") + 1, "excess")
-    objective.insert(objective.index("excess") + 1 if "slo" in objective else 0, "preference")
+    later = ["preference"]
+    if "quality" not in objective and any(option.steps_down for option in problem.options):
+        later.insert(0, "quality")
+    at = objective.index("excess") + 1 if "slo" in objective else 0
+    objective[at:at] = later
     survived = ["survived"] if any(need.survive for need in problem.needs) else []
     return list(dict.fromkeys([*fairness, "served", *survived, *objective, "moves", "replicas", TIE_BREAK]))
 
@@ -151,6 +156,7 @@ def amount(name: str, value: float, currency: str) -> str:
         "served": "req/s",
         "survived": "req/s",
         "slo": "req/s",
+        "quality": "req/s",
         "preference": "replicas",
         "cost": f"{currency}/h" if currency else "",
         "energy": "W",
@@ -174,5 +180,6 @@ def where(option: Option) -> str:
         places = " + ".join(f"{'/'.join(pool.key)} (tp {tp})" for pool, tp in option.stages)
     else:
         cut = [f"{name} {of}" for name, of in (("pp", option.pp), ("dp", option.dp)) if of > 1]
-        places = f"{'/'.join(option.pool.key)} ({', '.join([f'tp {option.tp}', *cut])})"
+        variant = [option.variant] if option.variant else []
+        places = f"{'/'.join(option.pool.key)} ({', '.join([f'tp {option.tp}', *cut, *variant])})"
     return places if option.phase == "unified" else f"{places} for {option.phase}"

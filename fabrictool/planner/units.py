@@ -76,7 +76,7 @@ def running_weights(evidence: Evidence) -> dict[str, float]:
 
 
 def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement) -> AgentSpec:
-    model = blueprint.models[replica.model]
+    model = blueprint.models[replica.model].in_variant(replica.variant)
     partition = inventory.clusters[replica.cluster].partitions[replica.partition]
     memory = as_float(partition.memory_per_node, accelerators()[replica.device].memory * partition.devices_per_node)
     staged, source = staged_in(blueprint, inventory, replica, model.source)

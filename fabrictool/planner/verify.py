@@ -61,7 +61,8 @@ def violations(
             broken.append(f"{cluster}/{name}: {sum(sizes)} devices in parts of {sorted(sizes)} do not fit its nodes")
     broken += _beyond_limits(blueprint, inventory, placement, unseen)
     for name, wanted in blueprint.models.items():
-        roomy = _roomy_sites(wanted, blueprint.architecture(wanted), inventory)
+        ways = wanted.each_variant.values()
+        roomy = {site for its in ways for site in _roomy_sites(its, blueprint.architecture(wanted), inventory)}
         counted = _counts(wanted, inventory, by_model[name], unseen, now, roomy)
         broken += [f"{name}: {complaint}" for complaint in counted]
     return broken
@@ -119,7 +120,10 @@ def _exists(inventory: Inventory, stage: StagePlacement) -> bool:
 
 
 def _misplaced(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement) -> Iterable[str]:
-    wanted = blueprint.models[replica.model]
+    whole = blueprint.models[replica.model]
+    if replica.variant not in whole.each_variant:
+        yield f"{replica.variant or 'no name'} is none of its variants"
+    wanted = whole.in_variant(replica.variant)
     first = inventory.clusters[replica.cluster]
     if (replica.provider, replica.site) != (inventory.provider_of(replica.cluster), first.site):
         yield "its provider or site is not that of its partition"

@@ -54,7 +54,13 @@ def gateway_weights(replicas: Iterable[ReplicaPlacement], running: Mapping[str, 
 
 
 def _key(replica: ReplicaPlacement) -> str:
-    return weight_key(replica.model, replica.cluster, replica.partition, replica.tp, replica.dp)
+    variant = _told(replica.variant)
+    return weight_key(replica.model, replica.cluster, replica.partition, replica.tp, replica.dp, variant)
+
+
+def _told(variant: str) -> str:
+    """Engine and precision, which agents advertise; of a variant's context gateways know nothing."""
+    return " ".join(variant.split(" ")[:2])
 
 
 def _wanted(problem: PlacementProblem, solution: Solution) -> dict[str, float]:
@@ -64,7 +70,7 @@ def _wanted(problem: PlacementProblem, solution: Solution) -> dict[str, float]:
     rivals: dict[tuple[str, bool], dict[str, float]] = defaultdict(dict)
     for i in solution.counts:
         option = problem.options[i]
-        key = weight_key(option.model, *option.pool.key, option.tp, option.dp)
+        key = weight_key(option.model, *option.pool.key, option.tp, option.dp, _told(option.variant))
         busy = rates.get(option.key, 0.0)
         those = rivals[option.model, option.phase == "decode"]
         those[key] = max(those.get(key, 0.0), busy)

@@ -183,14 +183,16 @@ def of_model(
     demand = wanted.demand
     rate = float(demand.rate) if demand and demand.rate is not None else 0.0
     names, specs, chosen, tokens, devices, tdp, price = [], [], [], [], [], [], []
+    ways = {replica.variant: wanted.in_variant(replica.variant) for replica in mine}
     for replica in mine:
+        its = ways[replica.variant]
         if wanted.companions or replica.dp > 1:
             load = share * rate * replica.weight / sum(other.weight for other in mine if other.phase != "decode")
             parts = _sharing_specs(wanted, architecture, blueprint, inventory, replica, calibrations, load)
-            parts = parts or _merging_specs(wanted, architecture, inventory, replica, calibrations, load)
+            parts = parts or _merging_specs(its, architecture, inventory, replica, calibrations, load)
         else:
             receivers = [other for other in mine if other.phase == "decode"] if replica.phase == "prefill" else []
-            parts = [_spec(wanted, architecture, inventory, replica, calibrations, receivers)]
+            parts = [_spec(its, architecture, inventory, replica, calibrations, receivers)]
         stages = [(inventory.clusters[s.cluster].partitions[s.partition], s.tp) for s in replica.every_stage]
         power = replica.dp * sum(tp * _watts(partition) for partition, tp in stages)
         held = [(inventory.clusters[c].partitions[p], devices) for c, p, devices in replica.blocks(inventory)]
@@ -214,7 +216,7 @@ def of_model(
         input=lengths_of(demand.input) if demand and demand.input else Lengths("lognormal", 512, 512),
         output=lengths_of(demand.output) if demand and demand.output else Lengths("lognormal", 128, 128),
         cv=demand.cv if demand and demand.cv is not None else 1.0,
-        caches_prefixes=engines()[wanted.engine].caches_prefixes,
+        caches_prefixes=all(engines()[its.engine].caches_prefixes for its in ways.values()),
         token_octets=tuple(tokens),
         untrusted=tuple(replica.replica for replica in placed if replica not in mine),
     )

@@ -129,8 +129,12 @@ def _secrets(loaded: Loaded) -> list[Check]:
 
 def _models(loaded: Loaded) -> list[Check]:
     checks: list[Check] = []
-    for name, model in loaded.blueprint.models.items():
-        label = f"model {name}"
+    every = [
+        (f"model {name}" + (f" as {variant}" if variant else ""), its)
+        for name, model in loaded.blueprint.models.items()
+        for variant, its in model.each_variant.items()
+    ]
+    for label, model in every:
         if not _clusters_with(loaded, model.engine, here=True):
             where = ", ".join(_clusters_with(loaded, model.engine, here=False)) or "no enabled cluster"
             checks.append(Check(label, True, f"{model.source}: read on {where}, not on this machine"))
@@ -142,7 +146,7 @@ def _models(loaded: Loaded) -> list[Check]:
 def _engines(loaded: Loaded) -> list[Check]:
     """An engine has to be where it runs: here for clusters of this machine, there for others."""
     checks = []
-    for name in sorted({model.engine for model in loaded.blueprint.models.values()}):
+    for name in sorted({its.engine for m in loaded.blueprint.models.values() for its in m.each_variant.values()}):
         label = f"engine {name}"
         for cluster in _clusters_with(loaded, name, here=True):
             checks += guarded(label, lambda n=name, c=cluster: [_engine_here(loaded, n, c)])  # type: ignore[misc]

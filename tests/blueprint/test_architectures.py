@@ -147,6 +147,7 @@ def test_the_digest_depends_on_what_it_says_and_is_the_old_one_without(fabric):
     assert old.pop("architectures") == {}
     for cut in (old["defaults"]["parallelism"], old["models"]["a"]["parallelism"]):
         assert cut.pop("dp") is None
+    assert old["models"]["a"].pop("variants") == []
     assert inventory.pop("calibrations") == []
     assert old.pop("limits") == inventory.pop("limits") == {}
     assert without.digest == digest([old, inventory])

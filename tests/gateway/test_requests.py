@@ -22,7 +22,7 @@ from fabrictool.mesh.records import AssignedUnit, Lifecycle, NodeBody, ServiceBo
 from fabrictool.mesh.registry import Serving
 from fabrictool.routing.candidates import TrustPolicy
 from fabrictool.routing.policies import RoundRobinPolicy
-from fabrictool.routing.requirements import Requirements
+from fabrictool.routing.requirements import Requirements, requirements_of
 from tests.gateway.conftest import until
 
 pytestmark = pytest.mark.asyncio
@@ -414,6 +414,39 @@ async def test_the_plans_weights_reach_the_directory():
     assert len(directory.entitled("m", TrustPolicy({"g": frozenset({"alpha"})}, {}), "g", None, eu)) == 3
     directory.follow(serving(4, "old", 2).node.session, [serving(4, "old", 2)], None, 0.0)
     assert directory.get(bytes([4]) * 16 + b"e" * 16).labels == old
+
+
+async def test_variants_of_a_model_are_weighed_and_asked_for_by_themselves():
+    """Also on the same partition, cut in the same way."""
+
+    def serving(number, engine, precision):
+        node = NodeBody(
+            federation="f", session=bytes([number]) * 16, lifecycle=Lifecycle.SERVING, version=1, role="agent",
+            fabric="f", provider="alpha", site="s", cluster="c", node="gpu",
+        )  # fmt: skip
+        service = ServiceBody(
+            federation="f", session=node.session, service=b"e" * 16, lifecycle=Lifecycle.SERVING, version=1,
+            replica=f"m/{number}", model="m", engine=engine, precision=precision, tp=1,
+        )  # fmt: skip
+        return Serving(node, service)
+
+    directory = Directory({weight_key("m", "c", "gpu", 1, variant="vllm fp8"): 0.5})
+    for entry in (serving(0, "vllm", "bf16"), serving(1, "vllm", "fp8"), serving(2, "sglang", "fp8")):
+        directory.follow(entry.node.session, [entry], None, 0.0)
+    assert {target.replica: target.weight for target in directory} == {"m/0": 1.0, "m/1": 0.5, "m/2": 1.0}
+    directory.weigh({weight_key("m", "c", "gpu", 1, variant="sglang fp8"): 0.25})
+    assert {target.replica: target.weight for target in directory} == {"m/0": 1.0, "m/1": 1.0, "m/2": 0.25}
+    directory.weigh({weight_key("m", "c", "gpu", 1): 0.75})
+    assert {target.weight for target in directory} == {0.75}, "a plan of an earlier release"
+
+    trust = TrustPolicy({"g": frozenset({"alpha"})}, {})
+    for headers, wanted in (
+        ({"x-fabric-min-bits": "16"}, {"m/0"}),
+        ({"x-fabric-min-bits": "8"}, {"m/0", "m/1", "m/2"}),
+        ({"x-fabric-min-bits": "8", "x-fabric-engines": "sglang"}, {"m/2"}),
+    ):
+        asked = requirements_of(headers)
+        assert {target.replica for target in directory.entitled("m", trust, "g", None, asked)} == wanted
 
 
 async def test_a_request_may_ask_for_what_its_replica_is(bed):

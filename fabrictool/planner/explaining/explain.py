@@ -66,6 +66,7 @@ def reasons(problem: PlacementProblem, solution: Solution, currency: str) -> tup
             "served": "req/s more served",
             "slo": "req/s fewer that miss the SLO",
             "excess": "req/s less over the SLO, each by its distance",
+            "quality": "req/s less behind the first variant",
             "latency": "requests less in the system on average",
             "cost": f"{currency}/h less" if currency else "less",
             "energy": "W less",

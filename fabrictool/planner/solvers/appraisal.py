@@ -42,7 +42,7 @@ def appraise(problem: PlacementProblem, counts: dict[int, int], solver: str, dea
     return Solution({i: k for i, k in counts.items() if k}, served, tuple(stages), solver, optimal=False)
 
 
-LOADED = (FAIRNESS, "served", "slo", "excess", "latency")
+LOADED = (FAIRNESS, "served", "slo", "excess", "quality", "latency")
 """Stages whose values depend on loads, beside the counts."""
 SLACK = 1e-9
 """With which a stage is kept, relative to its value, where nothing but loads is left to be chosen."""
