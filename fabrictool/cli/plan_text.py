@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fabrictool.base.clock import minute_text
+from fabrictool.base.units import Duration
 from fabrictool.cli.output import seconds_text, table, terminal_columns
 from fabrictool.state.planfile import plan_document
 
@@ -134,6 +135,11 @@ def _forecast_lines(plan: Plan) -> list[str]:
     ]
     lines += [line for model in forecast.models for text in group_lines(model) for line in folded(f"  {text}", "    ")]
     lines += [line for model in forecast.models if model.variants for line in folded(f"  {_variants(model)}")]
+    lines += [line for model in forecast.models if model.demand for line in folded(f"  {_windows(model)}", "    ")]
+    if not isinstance(forecast.held_together, msgspec.UnsetType):
+        lines += folded(
+            f"  these models at once: served within their SLOs in {share_text(forecast.held_together)} of windows"
+        )
     cost = f"{forecast.cost_per_hour:.2f} {forecast.currency}/h" if forecast.currency else "no prices in the inventory"
     power = f"{forecast.power_w:.0f} W" if forecast.power_w else "no power figures"
     lines.append(f"cost {cost}   power {power}")
@@ -171,6 +177,24 @@ def _variants(model: ModelForecast) -> str:
         f"{its.replicas} as {its.variant}" + (f" ({its.share:.0%} of its load)" if loaded else "") for its in of_each
     ]
     return f"{model.model}: {', '.join(parts)}"
+
+
+def _windows(model: ModelForecast) -> str:
+    """What quantile of its demand is planned for, and in how many windows the placement holds."""
+    its = model.demand
+    if isinstance(its, msgspec.UnsetType):
+        return ""
+    between = f" ({its.low:.3g}–{its.high:.3g})" if its.low < its.high else ""
+    of_what = "of its trace" if its.counted else "by its chance"
+    rate = f"{model.model}: planned for {its.planned:.3g} req/s{between}, mean {its.mean:.3g}"
+    windows = f"{its.quantile * 100:g}% of {Duration(its.window_s)} windows {of_what} ask for no more"
+    lost = f", {its.unserved:.2g} req/s unserved in the mean" if its.unserved else ""
+    held = (
+        f"within the SLO in {share_text(its.held)} of them"
+        if model.slo
+        else f"served in {share_text(its.served)} of them"
+    )
+    return f"{rate}: {windows}; {held}{lost}"
 
 
 def complaints(model: ModelForecast) -> list[str]:

@@ -119,7 +119,11 @@ def load_with_traces(path: Path, inventory: Path | None, overlay: str | None, sc
     loaded = load(path, inventory_path=inventory, overlay=overlay, scenario=scenario, environment=os.environ)
     inventory_read, unused = _calibrated(loaded)
     loaded = replace(loaded, warnings=(*loaded.warnings, *unused, *_builds(loaded)), inventory=inventory_read)
-    if all(model.demand is None or model.demand.trace is None for model in loaded.blueprint.models.values()):
+    if all(
+        demand is None or (demand.trace is None and demand.quantile is None)
+        for model in loaded.blueprint.models.values()
+        for demand in (model.demand, *(companion.demand for companion in model.companions.values()))
+    ):
         return loaded
     from fabrictool.workload.recorded import with_traces
 

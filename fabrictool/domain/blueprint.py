@@ -70,6 +70,7 @@ Precision = Literal[
 Objective = Literal["fairness", "slo", "quality", "latency", "cost", "energy", "moves"]
 ROUTING_POLICIES = ("least-loaded", "random", "round-robin", "weighted", "power-of-two", "slo-headroom", "slo-packing")
 """Those that come with fabrictool; others are installed."""
+DEMAND_WINDOW_S, LEAST_QUANTILE = 300.0, 0.5
 MAIN = "main"
 """Name of the gateway that ``gateway:`` means."""
 
@@ -132,6 +133,35 @@ class Demand(Document):
     """Consumer group of ``trust.groups`` → its share of the requests, such as ``{lab-a: 60%}``: planned for where the
     group allows it. The rest may be served by any provider that may serve the model. Absent: all of it."""
 
+    quantile: Attainment | None = None
+    """Plan for the rate that the demand of this share of `window`s does not exceed, such as ``95%``, instead of for
+    the mean: counted in the trace, or by the chance that `rate` and `cv` declare."""
+    window: Annotated[Duration, Field(ge=1, le=86400)] | None = None
+    """Over which the demand is counted for `quantile`; absent: ``5m``."""
+
+    _windows: tuple[float, ...] = PrivateAttr(())
+    _mean: float = PrivateAttr(0.0)
+
+    @property
+    def window_s(self) -> float:
+        return DEMAND_WINDOW_S if self.window is None else float(self.window)
+
+    @property
+    def windows(self) -> tuple[float, ...]:
+        """Requests/s of each window, where it is planned for a quantile of them."""
+        return self._windows
+
+    @property
+    def mean(self) -> float:
+        """Requests/s before the quantile took its place."""
+        return self._mean
+
+    def at_quantile(self, rate: Rate, cv: float | None, windows: tuple[float, ...]) -> Demand:
+        """The same, planned for `rate`, which is that quantile of the windows."""
+        planned = self.model_copy(update={"rate": rate, "cv": cv})
+        planned._windows, planned._mean = windows, float(self.rate or 0.0)  # noqa: SLF001 - its own
+        return planned
+
     @model_validator(mode="after")
     def _at_most_all(self) -> Demand:
         total = sum(map(float, (self.groups or {}).values()))
@@ -149,6 +179,10 @@ class Demand(Document):
         if self.trace is None and missing:
             text = " and ".join(f"`{name}`" for name in missing)
             raise problem("FT1121", f"the demand lacks {text}", "give rate, input and output, or a trace")
+        if self.window is not None and self.quantile is None:
+            raise problem("FT1297", "`window` without `quantile`: the mean is the same in all", "write `quantile`")
+        if self.quantile is not None and not LEAST_QUANTILE <= float(self.quantile) < 1.0:
+            raise problem("FT1297", f"`quantile` is {self.quantile}", "from 50% to below 100%, such as `95%`")
         return self
 
 

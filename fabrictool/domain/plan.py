@@ -187,6 +187,30 @@ class VariantForecast(msgspec.Struct, frozen=True):
     """Of the load that the plan deals out."""
 
 
+class DemandForecast(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a model that is planned for a quantile of its demand: in how many windows of it the placement holds."""
+
+    quantile: float
+    window_s: float
+    windows: int
+    counted: bool
+    """In a trace; else they follow from the declared rate and its chance."""
+    mean: float
+    """Requests/s."""
+    planned: float
+    """Requests/s: the quantile."""
+    low: float
+    high: float
+    """In nine of ten such intervals the true quantile lies, where the windows do not hang together; both are `planned`
+    where nothing was counted."""
+    served: float
+    """Share of the windows in which all of the demand is served."""
+    held: float
+    """In which it is served within the SLO, by the closed form."""
+    unserved: float
+    """Requests/s, on average over all windows."""
+
+
 class ModelForecast(msgspec.Struct, frozen=True, kw_only=True):
     """What the simulator expects of one model under its declared demand."""
 
@@ -220,6 +244,8 @@ class ModelForecast(msgspec.Struct, frozen=True, kw_only=True):
     """Not written where the blueprint does not divide the demand."""
     variants: tuple[VariantForecast, ...] | msgspec.UnsetType = msgspec.UNSET
     """Those that are placed; not written of a model without a choice."""
+    demand: DemandForecast | msgspec.UnsetType = msgspec.UNSET
+    """Not written of a model that is planned for its mean demand."""
 
     @property
     def unserved(self) -> str:
@@ -253,6 +279,9 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     """Where the figures come from and how far they have been wrong."""
     limits: tuple[LimitUse, ...] | msgspec.UnsetType = msgspec.UNSET
     """Not written where neither blueprint nor inventory has any."""
+    held_together: float | msgspec.UnsetType = msgspec.UNSET
+    """Share of windows in which all models that are planned for a quantile are served within their SLO at once; not
+    written where there are not several."""
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
@@ -388,11 +417,27 @@ def inputs_digest(blueprint: Blueprint, inventory: Inventory) -> str:
         left_out["limits"] = True
     granted = {"calibrations"} if inventory.limits else {"calibrations", "limits"}
     # Of a calibration counts what it says, and not where it lies.
+    wanted = blueprint.model_dump(mode="json", exclude=left_out)
+    for part in (wanted["defaults"], *wanted["models"].values()):
+        _drop_unset(part)
     documents = [
-        blueprint.model_dump(mode="json", exclude=left_out),
+        wanted,
         inventory.model_dump(mode="json", exclude=granted),
     ]
     return digest([*documents, *inventory.calibrated])
+
+
+UNSET_BEFORE = frozenset({"quantile", "window", "band"})
+"""Fields of models that earlier releases did not know, and that say nothing where they are absent."""
+
+
+def _drop_unset(part: Any) -> None:
+    if not isinstance(part, dict):
+        return
+    for name in [name for name, value in part.items() if name in UNSET_BEFORE and value is None]:
+        del part[name]
+    for value in part.values():
+        _drop_unset(value)
 
 
 def spec_digest(spec: AgentSpec | GatewaySpec) -> str:

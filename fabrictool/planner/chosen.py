@@ -119,10 +119,11 @@ def best(situation: Situation, options: SearchOptions, built: tuple[PlacementPro
     return replace(chosen, solution=solution, stopped=stopped, again=again)
 
 
-def forecast_of(chosen: Chosen, currency: str) -> Forecast:
+def forecast_of(chosen: Chosen, currency: str, seed: int = 0) -> Forecast:
     """What it is expected to do, and what stands in the way of what it is not shown to do."""
     problem, solution = chosen.problem, chosen.solution
-    expected = forecast(chosen.situation.blueprint, problem, solution, chosen.tables, currency, chosen.played)
+    blueprint, tables = chosen.situation.blueprint, chosen.tables
+    expected = forecast(blueprint, problem, solution, tables, currency, chosen.played, seed)
     return with_reasons(expected, problem, solution, chosen.again)
 
 

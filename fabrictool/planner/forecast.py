@@ -15,6 +15,7 @@ from fabrictool.planner.group_service import services
 from fabrictool.planner.stages import TOLERANCE
 from fabrictool.planner.survival import worst_loss
 from fabrictool.planner.targets import slo_misses
+from fabrictool.planner.uncertain import together, windows_of
 from fabrictool.planner.variants import chosen_variants
 from fabrictool.simulator.capacity import Latency, under_load
 from fabrictool.simulator.phases import prefill_under_load
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
+# Wide: what was wanted, what was chosen, and what is known of it.
 def forecast(
     blueprint: Blueprint,
     problem: PlacementProblem,
@@ -41,9 +43,11 @@ def forecast(
     tables: Tables,
     currency: str,
     replays: Mapping[str, Played],
+    seed: int = 0,
 ) -> Forecast:
     """One line a model; cost and power of everything that is placed."""
     used = [(problem.options[i], count) for i, count in sorted(solution.counts.items())]
+    at_once = together(blueprint, problem, solution, seed)
     models = [_model(blueprint, problem, solution, tables, need, replays.get(need.model)) for need in problem.needs]
     return Forecast(
         models=tuple(models),
@@ -52,6 +56,7 @@ def forecast(
         power_w=tidy(sum(option.power * count for option, count in used)),
         basis="; ".join(sorted({option.figures.basis for option, _ in used})),
         limits=_limits(problem, solution),
+        held_together=msgspec.UNSET if at_once is None else at_once,
     )
 
 
@@ -128,6 +133,7 @@ def _model(
         survival=_survival(problem, solution, need),
         groups=_groups(problem, solution, need),
         variants=chosen_variants(model, [(o, k, solution.loads.get(i, 0.0)) for o, k, i in mine]) or msgspec.UNSET,
+        demand=windows_of(problem, solution, need.model, model.demand) or msgspec.UNSET,
         overruled=overruled if verdict not in ("undecided", overruled) and served == 1.0 else "",
     )
 

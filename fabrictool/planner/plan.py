@@ -98,7 +98,7 @@ def plan(
         actions=steps,
         starts=start_times(steps, evidence.state.loads),
         placement=placement,
-        forecast=forecast_of(chosen, currency),
+        forecast=forecast_of(chosen, currency, options.seed),
         certificate=certificate_of(chosen, options.seed),
         reasons=(
             *reasons(problem, solution, currency),
@@ -248,7 +248,7 @@ def _without_hours(blueprint: Blueprint) -> list[str]:
         f"{name}: of demand.trace its mean rate, its lengths and its bursts (cv {model.demand.cv or 1.0:g}) are planned"
         " for, not its busiest hours"
         for name, model in sorted(blueprint.models.items())
-        if model.demand is not None and model.demand.trace is not None
+        if model.demand is not None and model.demand.trace is not None and model.demand.quantile is None
     ]
 
 

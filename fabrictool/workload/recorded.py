@@ -8,11 +8,19 @@ from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError, InvalidInputError, Problem
 from fabrictool.base.files import file_error
-from fabrictool.base.units import Rate, Tokens
+from fabrictool.base.units import Duration, Rate, Tokens
 from fabrictool.domain.blueprint import Length
 from fabrictool.workload import formats
 from fabrictool.workload.arrivals import CVS
 from fabrictool.workload.statistics import gap_cv
+from fabrictool.workload.windows import (
+    declared_quantile,
+    declared_rates,
+    fewest_windows,
+    gap_cv_inside,
+    quantile_rate,
+    window_rates,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,6 +52,8 @@ def read_trace(path: Path) -> Trace:
 def with_traces(blueprint: Blueprint, folder: Path, place: Callable[[str], Place]) -> Blueprint:
     """The blueprint with rate and lengths beside each trace, so that its digest is also that of what they hold.
 
+    Where a quantile of the demand is planned for, it is the rate.
+
     Traces are relative to `folder`; `place` says where a model names its trace.
 
     Raises
@@ -57,7 +67,7 @@ def with_traces(blueprint: Blueprint, folder: Path, place: Callable[[str], Place
 
     def recorded(demand: Demand | None, name: str, of: str) -> Demand | None:
         if demand is None or demand.trace is None:
-            return demand
+            return None if demand is None else _declared(demand, name)
         path = folder / demand.trace
         try:
             if path not in read:
@@ -90,10 +100,36 @@ def _recorded(demand: Demand, name: str, trace: Trace) -> Demand:
         raise InvalidInputError.of(
             "FT2201", message, hint="use a longer trace, or declare `rate`, `input` and `output`"
         )
-    # Two digits: that of a sample is no better, and a plan that changes little is soon read.
-    uneven = min(max(float(f"{gap_cv(mine):.2g}"), CVS[0]), CVS[1])
     lengths = {"input": _length(mine.prompt), "output": _length(mine.output)}
-    return demand.model_copy(update={"rate": Rate(mine.rate), "cv": uneven, **lengths})
+    recorded = demand.model_copy(update={"rate": Rate(mine.rate), "cv": _two_digits(gap_cv(mine)), **lengths})
+    if demand.quantile is None:
+        return recorded
+    quantile, rates = float(demand.quantile), window_rates(mine, demand.window_s)
+    fewest = fewest_windows(quantile)
+    if len(rates) < fewest:
+        message = (
+            f"{demand.trace} has {len(rates)} windows of {Duration(demand.window_s)}; {demand.quantile} needs {fewest}"
+        )
+        hint = "a longer trace, a lower `quantile` or a shorter `window`"
+        raise InvalidInputError.of("FT2201", message, hint=hint)
+    rate, windows = Rate(quantile_rate(rates, quantile)), tuple(rates.tolist())
+    # What differs between windows is in their quantile already.
+    return recorded.at_quantile(rate, _two_digits(gap_cv_inside(mine, demand.window_s)), windows)
+
+
+def _declared(demand: Demand, name: str) -> Demand:
+    """With its quantile, if one is asked for, by nothing but its chance."""
+    if demand.quantile is None or demand.rate is None:
+        return demand
+    rate, cv = float(demand.rate), 1.0 if demand.cv is None else demand.cv
+    planned = Rate(declared_quantile(rate, cv, demand.window_s, float(demand.quantile)))
+    windows = declared_rates(rate, cv, demand.window_s, name)
+    return demand.at_quantile(planned, demand.cv, tuple(windows.tolist()))
+
+
+def _two_digits(cv: float) -> float:
+    """That of a sample is known no better, and a plan that changes little is soon read."""
+    return min(max(float(f"{cv:.2g}"), CVS[0]), CVS[1])
 
 
 def _length(tokens: Ints) -> Length:

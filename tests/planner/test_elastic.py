@@ -275,6 +275,8 @@ def test_blueprints_without_it_have_the_digest_that_they_had(tmp_path):
     for parallelism in (document["models"]["m"]["parallelism"], document["defaults"]["parallelism"]):
         assert parallelism.pop("dp") is None
     assert document["models"]["m"].pop("variants") == []
+    newer = ("quantile", "window")
+    assert [document["models"]["m"]["demand"].pop(name) for name in newer] == [None, None]
     inventory = there.inventory.model_dump(mode="json", exclude={"calibrations"})
     assert inputs_digest(there.blueprint, there.inventory) == digest([document, inventory])
     pinned = loaded(tmp_path, rules="parallelism: {dp: 2}")

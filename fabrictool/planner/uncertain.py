@@ -1,0 +1,102 @@
+"""What a placement does when more or less is demanded than it was planned for: window by window of the demand.
+
+Of each model by itself, what its replicas take within the SLO is one number, by the same tables that the solver has. So
+a window is served or not by comparing two rates, and planning for the k-th busiest window is the exact answer to "hold
+in all but k windows" of one model. Several models have their busy windows together or not: each holds in its share, and
+all at once in at least one minus the sum of what the shares leave; how often they really do is counted.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import TYPE_CHECKING
+
+from fabrictool.base.canonical import tidy
+from fabrictool.domain.plan import DemandForecast
+from fabrictool.planner.survival import SIDES, after_loss
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from fabrictool.domain.blueprint import Blueprint, Demand
+    from fabrictool.planner.problem import Option, PlacementProblem, Solution
+
+SAMPLES = 1000
+"""Windows that are drawn for all models together."""
+NINE_OF_TEN = 1.645
+"""Standard deviations to each side of a normal distribution's mean that hold so much of it."""
+EXACT = 1e-6
+"""Relative: rates that differ by less are the same."""
+
+
+def windows_of(
+    problem: PlacementProblem, solution: Solution, model: str, demand: Demand | None
+) -> DemandForecast | None:
+    """In how many windows of its demand a model is served, and within the SLO; None: it is planned by its mean."""
+    if demand is None or demand.quantile is None or not demand.windows or demand.rate is None:
+        return None
+    within, most = _room(problem, solution, model, after_loss), _room(problem, solution, model, _most)
+    rates, number = demand.windows, len(demand.windows)
+    planned, counted = float(demand.rate), demand.trace is not None
+    low, high = _interval(rates, float(demand.quantile)) if counted else (planned, planned)
+    return DemandForecast(
+        quantile=float(demand.quantile),
+        window_s=demand.window_s,
+        windows=number,
+        counted=counted,
+        mean=tidy(demand.mean),
+        planned=tidy(planned),
+        low=tidy(low),
+        high=tidy(high),
+        served=tidy(sum(rate <= most * (1 + EXACT) for rate in rates) / number),
+        held=tidy(sum(rate <= within * (1 + EXACT) for rate in rates) / number),
+        unserved=tidy(math.fsum(max(0.0, rate - most) for rate in rates) / number),
+    )
+
+
+def together(blueprint: Blueprint, problem: PlacementProblem, solution: Solution, seed: int) -> float | None:
+    """Share of windows in which every model is served within its SLO; of one trace, those that were at the same time.
+
+    None where fewer than two models are planned by a quantile.
+    """
+    rng = random.Random(f"together {seed}")
+    sources: dict[object, list[tuple[float, tuple[float, ...]]]] = {}
+    for need in problem.needs:
+        demand = blueprint.models[need.model].demand
+        if demand is None or not demand.windows:
+            continue
+        source = (demand.trace or need.model, len(demand.windows), demand.window_s)
+        sources.setdefault(source, []).append((_room(problem, solution, need.model, after_loss), demand.windows))
+    if sum(map(len, sources.values())) < 2:
+        return None
+    holding = 0
+    for _ in range(SAMPLES):
+        # Of one trace all models have the same window.
+        drawn = [(members, rng.randrange(len(members[0][1]))) for members in sources.values()]
+        holding += all(windows[at] <= room * (1 + EXACT) for members, at in drawn for room, windows in members)
+    return holding / SAMPLES
+
+
+def _room(problem: PlacementProblem, solution: Solution, model: str, of_each: Callable[[Option], float]) -> float:
+    """Requests/s that the placed replicas of a model take; both halves of pairs have to."""
+    mine = [(problem.options[i], k) for i, k in solution.counts.items() if problem.options[i].model == model]
+    return min(
+        math.fsum(of_each(option) * count for option, count in mine if option.phase in ("unified", side))
+        for side in SIDES
+    )
+
+
+def _most(option: Option) -> float:
+    """Requests/s that a replica is planned for at most."""
+    return option.levels[-1].rate
+
+
+def _interval(rates: Sequence[float], quantile: float) -> tuple[float, float]:
+    """Nine of ten intervals that are made so have the true quantile in them, where windows do not hang together: the
+    number of windows below it is binomial.
+    """
+    ordered, number = sorted(rates), len(rates)
+    spread = NINE_OF_TEN * math.sqrt(number * quantile * (1.0 - quantile))
+    low, high = math.floor(quantile * number - spread), math.ceil(quantile * number + spread) + 1
+    return ordered[max(low, 1) - 1], ordered[min(high, number) - 1]

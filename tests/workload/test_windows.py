@@ -1,0 +1,185 @@
+"""Quantiles of a demand over windows: against arrivals that are drawn, and on the other half of a real trace."""
+
+import gzip
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fabrictool.base.errors import FabrictoolError
+from fabrictool.blueprint import load
+from fabrictool.domain.plan import inputs_digest
+from fabrictool.workload.arrivals import arrivals
+from fabrictool.workload.recorded import with_traces
+from fabrictool.workload.statistics import gap_cv
+from fabrictool.workload.trace import Trace
+from fabrictool.workload.windows import (
+    declared_quantile,
+    declared_rates,
+    fewest_windows,
+    gap_cv_inside,
+    quantile_rate,
+    rank_of,
+    window_rates,
+)
+from tests.seeds import seeds
+
+CALLS = Path(__file__).parents[2] / "examples" / "llm-mesh" / "functions.csv.gz"
+BUSIEST, MODELS = 10, 40
+
+
+def a_trace(times):
+    size = np.full(len(times), 100)
+    return Trace(np.asarray(times, float), size, size)
+
+
+def test_windows_without_a_request_count_and_a_part_of_one_does_not():
+    assert window_rates(a_trace([5.0, 6.0, 7.0, 31.0, 38.0]), 10.0).tolist() == [0.3, 0.0, 0.1]
+
+
+@pytest.mark.parametrize(("quantile", "number", "rank"), [(0.95, 19, 19), (0.95, 99, 95), (0.5, 1, 1), (0.9, 5, 6)])
+def test_the_rank_leaves_room_for_the_window_that_is_to_come(quantile, number, rank):
+    assert rank_of(quantile, number) == rank
+    assert (number >= fewest_windows(quantile)) == (rank <= number)
+
+
+@seeds(3, drawn=3, long=20)
+def test_the_next_window_keeps_it_as_often_as_it_says(seed):
+    """Whatever the distribution is, as long as windows come in any order."""
+    rng = np.random.default_rng(seed)
+    number, quantile, tries = int(rng.integers(20, 60)), float(rng.uniform(0.5, 0.95)), 4000
+    drawn = np.exp(rng.normal(0.0, 1.5, (tries, number + 1)))
+    kept = np.mean([row[-1] <= quantile_rate(row[:-1], quantile) for row in drawn])
+    expected = rank_of(quantile, number) / (number + 1)
+    assert quantile - 1e-9 <= expected
+    assert abs(kept - expected) < 5 * np.sqrt(expected * (1 - expected) / tries)
+
+
+@seeds(4, drawn=4, long=40)
+def test_what_is_declared_is_what_its_arrivals_do(seed):
+    rng = random.Random(seed)
+    rate, cv, seconds = rng.choice([0.05, 1.0, 20.0]), rng.choice([0.5, 1.0, 2.0]), rng.choice([60.0, 300.0])
+    number = 4000
+    count = int(rate * seconds * number * 1.1) + 100
+    times = arrivals("gamma", rate, count, np.random.default_rng(seed), cv=cv)
+    counts = np.bincount((times // seconds).astype(int), minlength=number)[:number]
+    for quantile in (0.5, 0.8, 0.95):
+        most = declared_quantile(rate, cv, seconds, quantile) * seconds
+        # Counts are whole, and few requests are many windows: one more or less.
+        below, upto = np.mean(counts < most - 1.0), np.mean(counts < most + 1.0)
+        assert below - 0.05 <= quantile <= upto + 0.05, (rate, cv, seconds, quantile)
+
+
+def test_declared_windows_have_the_declared_mean_and_the_quantile():
+    rates = declared_rates(4.0, 2.0, 300.0, "m")
+    assert rates.mean() == pytest.approx(4.0, rel=0.01)
+    assert np.mean(rates <= declared_quantile(4.0, 2.0, 300.0, 0.95)) == pytest.approx(0.95, abs=0.01)
+    assert (
+        declared_rates(4.0, 2.0, 300.0, "m").tolist() == rates.tolist() != declared_rates(4.0, 2.0, 300.0, "n").tolist()
+    )
+    assert declared_quantile(0.0, 1.0, 300.0, 0.95) == 0.0
+
+
+def test_bursts_inside_windows_are_told_from_what_differs_between_them():
+    rng = np.random.default_rng(3)
+    busy = np.concatenate(
+        [60.0 * n + np.sort(rng.random(rng.poisson(60 * (1 if n % 2 else 15)))) * 60 for n in range(200)]
+    )
+    trace = a_trace(busy)
+    assert gap_cv(trace) > 1.6
+    assert gap_cv_inside(trace, 60.0) == pytest.approx(1.0, abs=0.05)
+    assert gap_cv_inside(a_trace([0.0, 100.0, 200.0]), 60.0) == 0.0
+
+
+# -- a real trace --------------------------------------------------------------------------------------------------
+
+
+def real_minutes():
+    """Calls of the Azure Functions trace of 2019, half an hour by minutes: 40 models of a dozen functions each."""
+    text = gzip.decompress(CALLS.read_bytes()).decode()
+    calls = np.array([line.split(",") for line in text.split()], float)
+    order = [i for i in np.argsort(-calls.sum(1), kind="stable") if calls[i].sum()][BUSIEST:]
+    return np.array([calls[order[start::MODELS]].sum(0) for start in range(MODELS)])
+
+
+@pytest.mark.parametrize(("quantile", "kept"), [(0.5, 0.550), (0.8, 0.823), (0.9, 0.968)])
+def test_the_second_half_of_a_real_trace_keeps_the_quantile_of_the_first(quantile, kept):
+    """Of fifteen windows 90 % is the busiest. `kept` is what docs/how-to/plan-for-busy-hours.md says."""
+    minutes = real_minutes()
+    first, second = minutes[:, :15], minutes[:, 15:]
+    planned = np.array([quantile_rate(row, quantile) for row in first])
+    share = np.mean(second <= planned[:, None])
+    assert share >= quantile
+    assert share == pytest.approx(kept, abs=0.0006)
+    means = np.mean(second <= first.mean(1)[:, None])
+    assert means == pytest.approx(0.642, abs=0.0006), "the mean is kept less often than 80% of windows"
+
+
+# -- in a blueprint ------------------------------------------------------------------------------------------------
+
+BLUEPRINT = """\
+apiVersion: fabrictool/v1
+kind: Blueprint
+fabric: f
+inventory: inventory.yaml
+models:
+  m:
+    source: hf://meta-llama/Llama-3.1-8B-Instruct
+    demand: DEMAND
+"""
+INVENTORY = """\
+apiVersion: fabrictool/v1
+kind: Inventory
+providers: {a: {}}
+sites: {s: {provider: a}}
+clusters: {c: {site: s, kind: local, partitions: {gpu: {device: h100-sxm, devices_per_node: 8, nodes: 1}}}}
+"""
+DECLARED = "rate: 8 req/s, cv: 4, input: 500 tok, output: 200 tok"
+
+
+def demand_of(folder, text):
+    (folder / "inventory.yaml").write_text(INVENTORY)
+    (folder / "blueprint.yaml").write_text(BLUEPRINT.replace("DEMAND", "{" + text + "}"))
+    rng = random.Random(0)
+    times = sorted(rng.uniform(0, 3600) for _ in range(3600))
+    (folder / "t.csv").write_text("t,in,out\n" + "".join(f"{at:.3f},100,10\n" for at in times))
+    loaded = load(folder / "blueprint.yaml", environment={})
+    read = with_traces(
+        loaded.blueprint, folder, lambda model: loaded.blueprint_tree.nearest(("models", model))[0].place("")
+    )
+    return read.models["m"].demand, read, loaded.inventory
+
+
+def test_the_rate_is_the_quantile_of_the_windows(tmp_path):
+    demand, *_ = demand_of(tmp_path, DECLARED + ", quantile: 95%")
+    assert float(demand.rate) == declared_quantile(8.0, 4.0, 300.0, 0.95) > 9.0
+    assert (demand.mean, demand.cv, len(demand.windows)) == (8.0, 4, 1000)
+    traced, *_ = demand_of(tmp_path, "trace: t.csv, quantile: 95%, window: 1m")
+    assert float(traced.rate) == pytest.approx(quantile_rate(np.array(traced.windows), 0.95))
+    assert traced.mean == pytest.approx(1.0, rel=0.01)
+    assert len(traced.windows) in (59, 60)
+    assert float(traced.rate) > traced.mean
+
+
+def test_without_a_quantile_it_is_as_it_was(tmp_path):
+    demand, read, inventory = demand_of(tmp_path, DECLARED)
+    assert (float(demand.rate), demand.windows) == (8.0, ())
+    other, changed, _ = demand_of(tmp_path, DECLARED + ", quantile: 95%")
+    assert other.rate != demand.rate
+    assert inputs_digest(read, inventory) != inputs_digest(changed, inventory)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (DECLARED + ", quantile: 100%", "FT1297"),
+        (DECLARED + ", quantile: 30%", "FT1297"),
+        (DECLARED + ", window: 1m", "FT1297"),
+        ("trace: t.csv, quantile: 95%, window: 10m", "FT1127"),
+    ],
+)
+def test_what_cannot_be_is_said(tmp_path, text, code):
+    with pytest.raises(FabrictoolError) as caught:
+        demand_of(tmp_path, text)
+    assert [problem.code for problem in caught.value.problems] == [code]
