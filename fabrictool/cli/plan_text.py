@@ -135,6 +135,7 @@ def _forecast_lines(plan: Plan) -> list[str]:
     ]
     lines += [line for model in forecast.models for text in group_lines(model) for line in folded(f"  {text}", "    ")]
     lines += [line for model in forecast.models if model.variants for line in folded(f"  {_variants(model)}")]
+    lines += [line for model in forecast.models if model.spared for line in folded(f"  {_spared(model)}", "    ")]
     lines += [line for model in forecast.models if model.demand for line in folded(f"  {_windows(model)}", "    ")]
     if not isinstance(forecast.held_together, msgspec.UnsetType):
         lines += folded(
@@ -177,6 +178,14 @@ def _variants(model: ModelForecast) -> str:
         f"{its.replicas} as {its.variant}" + (f" ({its.share:.0%} of its load)" if loaded else "") for its in of_each
     ]
     return f"{model.model}: {', '.join(parts)}"
+
+
+def _spared(model: ModelForecast) -> str:
+    """What of the forecast's error band the targets are met in."""
+    if isinstance(model.spared, msgspec.UnsetType):
+        return ""
+    ttft, tpot, e2e = (f"{factor:.3g}" for factor in model.spared)
+    return f"{model.model}: judged as if it took longer than forecast: TTFT {ttft}, TPOT {tpot} and E2E {e2e} times"
 
 
 def _windows(model: ModelForecast) -> str:

@@ -209,6 +209,9 @@ class Slo(Document):
     """Whole answer, 99th percentile."""
     attain: Attainment = units.Share(0.95)
     """Share of requests that must meet the targets."""
+    band: Attainment | None = None
+    """Share of the forecast's error band, toward its upper edge, in which the targets are to be met, too; ``100%``:
+    also if the forecast is as wrong as it may be. Absent: as forecast."""
     priority: Annotated[int, Field(ge=1, le=100)] = 1
     """Weight of this model's requests against others' when not all can be served."""
 

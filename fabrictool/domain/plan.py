@@ -244,6 +244,9 @@ class ModelForecast(msgspec.Struct, frozen=True, kw_only=True):
     """Not written where the blueprint does not divide the demand."""
     variants: tuple[VariantForecast, ...] | msgspec.UnsetType = msgspec.UNSET
     """Those that are placed; not written of a model without a choice."""
+    spared: tuple[float, float, float] | msgspec.UnsetType = msgspec.UNSET
+    """How many times as long as forecast TTFT, TPOT and E2E are for `slo`, as `slo.band` of the blueprint wants it; not
+    written where they are judged as they are forecast."""
     demand: DemandForecast | msgspec.UnsetType = msgspec.UNSET
     """Not written of a model that is planned for its mean demand."""
 

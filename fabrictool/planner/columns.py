@@ -26,6 +26,7 @@ from fabrictool.simulator.network import HAND_LATENCY_S, hop
 from fabrictool.simulator.operators import Parallelism, kv_elements_per_token
 from fabrictool.simulator.phases import decode_only, prefill_only, prefill_under_load
 from fabrictool.simulator.shared import shared
+from fabrictool.simulator.slo import spared
 from fabrictool.simulator.stand import stand
 from fabrictool.simulator.stepmodel import KV_OCTETS
 
@@ -169,7 +170,8 @@ class Columns:
         levels = []
         for load in LOADS if promise else ():
             latency = its.under_load(load * its.capacity)
-            excess = slo_excess(self._wanted.slo, latency)
+            factors = spared(self._wanted.slo, [its.figures.bands])
+            excess = slo_excess(self._wanted.slo, latency, factors=factors)
             rate = load * its.capacity * promise
             levels.append(Level(rate, latency.in_system, excess <= 0.0, tidy(excess)))
         return (its, tuple(levels), start_s) if levels else None
@@ -383,18 +385,18 @@ class Columns:
             figures = prefill_only(figures, step, demand)
         elif phase == "decode":
             figures = answering
-        levels = []
+        levels, factors = [], spared(slo, [figures.bands])
         for load in LOADS:
             rate = load * figures.capacity
             if phase == "prefill":
                 latency = prefill_under_load(figures, rate)
-                excess = slo_excess(slo, latency, ("ttft",), more=moving + answering.first_s)
+                excess = slo_excess(slo, latency, ("ttft",), more=moving + answering.first_s, factors=factors)
             elif phase == "decode":
                 latency = under_load(figures, demand, rate)
-                excess = slo_excess(slo, latency, more=prompt + moving)
+                excess = slo_excess(slo, latency, more=prompt + moving, factors=factors)
             else:
                 latency = under_load(figures, demand, rate)
-                excess = slo_excess(slo, latency)
+                excess = slo_excess(slo, latency, factors=factors)
             levels.append(Level(rate * promise, latency.in_system, excess <= 0.0, tidy(excess)))
         return figures, tuple(levels), max(start_s for _, start_s in starts)
 

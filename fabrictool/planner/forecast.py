@@ -19,7 +19,7 @@ from fabrictool.planner.uncertain import together, windows_of
 from fabrictool.planner.variants import chosen_variants
 from fabrictool.simulator.capacity import Latency, under_load
 from fabrictool.simulator.phases import prefill_under_load
-from fabrictool.simulator.slo import criteria
+from fabrictool.simulator.slo import criteria, spared
 from fabrictool.simulator.steady import Percentile
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ def _limits(problem: PlacementProblem, solution: Solution) -> tuple[LimitUse, ..
     return uses or msgspec.UNSET
 
 
+# Long: all that is said of one model comes from the same few figures.
 def _model(
     blueprint: Blueprint,
     problem: PlacementProblem,
@@ -103,6 +104,7 @@ def _model(
     worst, bands = _slower(slowest, _moving(problem, mine))
     model = blueprint.models[need.model]
     slo = model.slo
+    factors = spared(slo, [option.figures.bands for option, _, _ in mine])
     verdict: Verdict = ""
     overruled: Verdict = ""
     judge: Literal["replay", "closed form", "turns", ""] = ""
@@ -112,7 +114,7 @@ def _model(
         # The replay is trusted wherever there is one: it has the lengths' spread and the routing's chance in it.
         judge = "turns" if any(option.shared for option, *_ in mine) else "closed form"
         judge = judge if played is None else "replay"
-        formula = slo_misses(slo, worst) if count else ["no replica"]
+        formula = slo_misses(slo, worst, factors) if count else ["no replica"]
         misses = formula if played is None else list(played.misses)
         undecided = () if played is None else played.undecided
         verdict = "misses" if misses or served < 1.0 else "undecided" if undecided else "meets"
@@ -133,6 +135,7 @@ def _model(
         survival=_survival(problem, solution, need),
         groups=_groups(problem, solution, need),
         variants=chosen_variants(model, [(o, k, solution.loads.get(i, 0.0)) for o, k, i in mine]) or msgspec.UNSET,
+        spared=factors if criteria(slo) and slo is not None and slo.band is not None else msgspec.UNSET,
         demand=windows_of(problem, solution, need.model, model.demand) or msgspec.UNSET,
         overruled=overruled if verdict not in ("undecided", overruled) and served == 1.0 else "",
     )

@@ -17,9 +17,11 @@ from fabrictool.base.errors import InvalidInputError
 from fabrictool.base.units import Duration
 from fabrictool.domain.plan import Replay
 from fabrictool.planner.problem import replica_key
+from fabrictool.planner.targets import in_words
 from fabrictool.routing.policies import routing_policy, targets_of
+from fabrictool.simulator.capacity import forecast_bands
 from fabrictool.simulator.deployment import of_model
-from fabrictool.simulator.slo import METRICS, criteria
+from fabrictool.simulator.slo import METRICS, criteria, spared, tightened
 from fabrictool.simulator.steady import steady_state
 from fabrictool.workload.arrivals import cv_of_part
 
@@ -83,7 +85,9 @@ def replay(
         try:
             simulation = of_model(name, blueprint, inventory, mine, [], share)
             simulation = replace(simulation, rate=simulation.rate * share, cv=cv_of_part(simulation.cv, share))
-            wanted = criteria(blueprint.models[name].slo)
+            slo = blueprint.models[name].slo
+            factors = spared(slo, [forecast_bands(calibration) for calibration in simulation.calibrations])
+            wanted = tightened(criteria(slo), factors)
             state = steady_state(
                 simulation,
                 wanted,
@@ -95,7 +99,7 @@ def replay(
         except InvalidInputError:  # nothing to play: no demand, or nobody whom trust lets serve it
             continue
         kinds = {replica.replica: replica_key(replica) for replica in mine}
-        played[name] = _played(state, wanted, [kinds[replica] for replica in simulation.replicas], share)
+        played[name] = _played(state, wanted, [kinds[replica] for replica in simulation.replicas], share, factors)
     return played
 
 
@@ -116,7 +120,13 @@ def _fewer(
     return chosen, taken(chosen) / every if every > 0 else len(chosen) / len(replicas)
 
 
-def _played(state: SteadyState, wanted: Sequence[Criterion], kinds: Sequence[OptionKey], share: float) -> Played:
+def _played(
+    state: SteadyState,
+    wanted: Sequence[Criterion],
+    kinds: Sequence[OptionKey],
+    share: float,
+    factors: Sequence[float],
+) -> Played:
     together = state.estimates[-1] if wanted else None
     figures = Replay(
         requests=state.requests,
@@ -135,31 +145,35 @@ def _played(state: SteadyState, wanted: Sequence[Criterion], kinds: Sequence[Opt
         figures,
         state.p95,
         state.full,
-        tuple(dict.fromkeys(_missed(estimate) for estimate in missed)),
-        tuple(dict.fromkeys(_undecided(estimate, full=state.full) for estimate in doubtful)),
+        tuple(dict.fromkeys(_missed(estimate, factors) for estimate in missed)),
+        tuple(dict.fromkeys(_undecided(estimate, factors, full=state.full) for estimate in doubtful)),
         _short(state, wanted, kinds, least) if missed or open_ones else {},
     )
 
 
-def _missed(estimate: ShareEstimate) -> str:
+def _missed(estimate: ShareEstimate, factors: Sequence[float]) -> str:
     # Rounded down: what is short of the target must not look as if it were not.
     seen = math.floor(estimate.share * 1000) / 10
-    return f"{_limits(estimate)}: {seen:g}% of requests, {estimate.criterion.share * 100:g}% are wanted"
+    return f"{_limits(estimate, factors)}: {seen:g}% of requests, {estimate.criterion.share * 100:g}% are wanted"
 
 
-def _undecided(estimate: ShareEstimate, *, full: bool) -> str:
+def _undecided(estimate: ShareEstimate, factors: Sequence[float], *, full: bool) -> str:
     wanted = f"{estimate.criterion.share * 100:g}% are wanted"
     if full:
         # Rounded outwards: the target is inside, and must look so.
         low, high = math.floor(max(0.0, estimate.low) * 1000) / 10, math.ceil(min(1.0, estimate.high) * 1000) / 10
-        return f"{_limits(estimate)}: between {low:g}% and {high:g}% of requests, {wanted}"
+        return f"{_limits(estimate, factors)}: between {low:g}% and {high:g}% of requests, {wanted}"
     seen = math.floor(estimate.share * 1000) / 10
-    return f"{_limits(estimate)}: {seen:g}% of requests, but its replicas were still filling, {wanted}"
+    return f"{_limits(estimate, factors)}: {seen:g}% of requests, but its replicas were still filling, {wanted}"
 
 
-def _limits(estimate: ShareEstimate) -> str:
-    target = estimate.criterion.target
-    limits = [f"{m.upper()} within {Duration(getattr(target, m))}" for m in METRICS if getattr(target, m) < math.inf]
+def _limits(estimate: ShareEstimate, factors: Sequence[float]) -> str:
+    """The targets as they were asked for; the replay had to keep them with what is spared of the error band."""
+    limits = [
+        f"{metric.upper()}{in_words(factor)} within {Duration(float(f'{limit * factor:.9g}'))}"
+        for metric, factor in zip(METRICS, factors, strict=True)
+        if (limit := getattr(estimate.criterion.target, metric)) < math.inf
+    ]
     return " and ".join(limits)
 
 

@@ -15,21 +15,40 @@ if TYPE_CHECKING:
     from fabrictool.simulator.capacity import Latency
 
 
-def slo_misses(slo: Slo | None, latency: Latency) -> list[str]:
-    """The targets that a latency does not meet, in words."""
+AS_FORECAST = (1.0, 1.0, 1.0)
+
+
+def slo_misses(slo: Slo | None, latency: Latency, factors: Sequence[float] = AS_FORECAST) -> list[str]:
+    """The targets that a latency does not meet if it is so many times as long (`slo.spared`), in words."""
+    times = dict(zip(METRICS, factors, strict=True))
     return [
-        f"{metric.upper()} p{share * 100:g} {value:.3g} s is over the target of {Duration(target)}"
+        f"{metric.upper()} p{share * 100:g} {value:.3g} s{in_words(times[metric])} is over the target of"
+        f" {Duration(target)}"
         for metric, share, target, value in _targets(slo, latency)
-        if value > target
+        if value * times[metric] > target
     ]
 
 
-def slo_excess(slo: Slo | None, latency: Latency, metrics: Sequence[str] = METRICS, more: float = 0.0) -> float:
+def in_words(factor: float) -> str:
+    """Of a forecast that is not taken as it is."""
+    return "" if factor == 1.0 else f" if {factor:.3g} times as long"
+
+
+# Wide: an SLO, and what is known of what is held against it.
+def slo_excess(
+    slo: Slo | None,
+    latency: Latency,
+    metrics: Sequence[str] = METRICS,
+    more: float = 0.0,
+    factors: Sequence[float] = AS_FORECAST,
+) -> float:
     """By how much of itself the target that is missed most is exceeded; 0 where all are met.
 
-    `more`: seconds of another replica and of the way to or from it, which TTFT and E2E have on top.
+    `more`: seconds of another replica and of the way to or from it, which TTFT and E2E have on top. `factors`: see
+    `slo.spared`.
     """
-    over = [value / target - 1.0 for _, _, target, value in _targets(slo, latency, metrics, more)]
+    times = dict(zip(METRICS, factors, strict=True))
+    over = [value * times[metric] / target - 1.0 for metric, _, target, value in _targets(slo, latency, metrics, more)]
     return max([0.0, *over])
 
 

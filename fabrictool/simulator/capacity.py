@@ -136,7 +136,7 @@ def replica(
         stream_s=calibration.factors.stream,
         read_s=calibration.factors.prompt_token * demand.input,
         long_s=_longer(step, demand, calibration),
-        bands=_bands(calibration),
+        bands=forecast_bands(calibration),
         basis=basis(calibration),
     )
 
@@ -303,7 +303,7 @@ def basis(calibration: Calibration) -> str:
     return f"{kind}: {calibration.engine} on {calibration.device}, {calibration.points} measurements"
 
 
-def _bands(calibration: Calibration) -> tuple[Factors, Factors, Factors]:
+def forecast_bands(calibration: Calibration) -> tuple[Factors, Factors, Factors]:
     """Of the percentiles that a plan forecasts: never tighter than those of means."""
     bands = []
     for metric in ("ttft", "tpot", "e2e"):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from fabrictool.domain.blueprint import Slo
 
 METRICS = ("ttft", "tpot", "e2e")
@@ -51,6 +53,32 @@ def criteria(slo: Slo | None) -> tuple[Criterion, ...]:
             loosest[metric] = max(targets.values())
             wanted = min(wanted, 0.5) if max(targets) == PERCENTILES[0] else wanted
     return (*single, Criterion(wanted, LatencyTarget(**loosest))) if single else ()
+
+
+def spared(slo: Slo | None, bands: Iterable[Sequence[tuple[float, float]]]) -> tuple[float, float, float]:
+    """How many times as long as forecast each metric may take while the targets are met: as `slo.band` wants it, of the
+    widest of these bands (low and high factor of each metric).
+    """
+    if slo is None or slo.band is None:
+        return (1.0, 1.0, 1.0)
+    highs = [[high for _, high in its] for its in bands]
+    ttft, tpot, e2e = (
+        1.0 + float(slo.band) * (max([1.0, *(high[at] for high in highs)]) - 1.0) for at in range(len(METRICS))
+    )
+    return ttft, tpot, e2e
+
+
+def tightened(wanted: Iterable[Criterion], factors: Sequence[float]) -> tuple[Criterion, ...]:
+    """What a replay has to keep so that the targets are met if everything takes so many times as long."""
+    if all(factor == 1.0 for factor in factors):
+        return tuple(wanted)
+    return tuple(
+        replace(
+            criterion,
+            target=LatencyTarget(*(getattr(criterion.target, m) / f for m, f in zip(METRICS, factors, strict=True))),
+        )
+        for criterion in wanted
+    )
 
 
 def target_of(slo: Slo | None) -> LatencyTarget:
