@@ -12,8 +12,8 @@ from fabrictool.base.errors import FabrictoolError
 from fabrictool.blueprint import load
 from fabrictool.cli.plan_text import render
 from fabrictool.domain.evidence import Evidence
-from fabrictool.domain.observed import ClusterFacts
-from fabrictool.domain.plan import Placement, decode_plan, inputs_digest
+from fabrictool.domain.observed import ClusterFacts, ObservedUnit
+from fabrictool.domain.plan import Placement, decode_plan, inputs_digest, spec_digest
 from fabrictool.domain.specs import AgentSpec, GatewaySpec, weight_key
 from fabrictool.domain.state import Applied, Placed, State
 from fabrictool.planner.build import build_problem
@@ -327,3 +327,56 @@ def test_the_solver_and_the_forecast_speak_of_the_same(tmp_path):
     (forecast,) = planned(there).forecast.models
     lesser = math.fsum(its.share for its in forecast.variants if its.variant == "vllm fp8")
     assert values["quality"] >= lesser * (80 - values["served"]) * (1 - 1e-3) - 1e-6
+
+
+# -- on a running fabric -------------------------------------------------------------------------------------------
+
+
+def applied(there, whole):
+    """Evidence of the fabric that a plan leads to."""
+    units = {name: [] for name in there.inventory.clusters}
+    specs, generations = {}, {}
+    for action in whole.actions:
+        if action.kind == "delete":
+            continue
+        units[action.cluster].append(
+            ObservedUnit(
+                address=action.address,
+                operation=action.operation,
+                state="running",
+                spec_digest=spec_digest(action.spec),
+            )
+        )
+        specs[action.operation], generations[action.address] = action.spec, 1
+    clusters = {name: ClusterFacts(cluster=name, known=True, units=tuple(its)) for name, its in units.items()}
+    state = State(fabric="f", lineage="l", generations=generations)
+    return Evidence(fabric="f", lineage="l", at=0.0, clusters=clusters, specs=specs, state=state)
+
+
+def again(there, evidence):
+    """Kinds of the actions of a further plan, by replica."""
+    whole = plan(there.blueprint, there.inventory, evidence, PlanOptions(work_s=20.0), now=0.0)
+    return {a.address: a.kind for a in whole.actions if a.address.startswith("replica/")}
+
+
+def test_a_fabric_that_runs_as_planned_is_left_alone_whatever_joins_the_list(tmp_path):
+    there = loaded(tmp_path, rate=80)
+    evidence = applied(there, planned(there))
+    assert set(again(there, evidence).values()) == {"keep"}
+    more = loaded(tmp_path, TWO.replace("]", ", {precision: int4}]"), rate=80)
+    assert set(again(more, evidence).values()) == {"keep"}
+
+
+def test_a_model_that_gets_variants_keeps_what_runs_and_one_that_loses_one_keeps_the_others(tmp_path):
+    single = loaded(tmp_path, "engine: vllm", rate=20)
+    there = loaded(tmp_path, rate=20)
+    assert set(again(there, applied(single, planned(single))).values()) == {"keep"}
+    both = loaded(tmp_path, rate=80)
+    whole = planned(both)
+    precise = {f"replica/{r.replica}" for r in whole.placement.replicas if r.variant == "vllm bf16"}
+    rest = loaded(tmp_path, "variants: [{precision: bf16}]", rate=80)
+    kinds = again(rest, applied(both, whole))
+    assert {kinds[address] for address in precise} == {"keep"}
+    others = {f"replica/{r.replica}" for r in whole.placement.replicas} - precise
+    assert others
+    assert {kinds[address] for address in others} == {"delete"}
