@@ -257,7 +257,7 @@ def placement_of(source: Source, inputs: PlayInputs, seed: int) -> Sequence[Repl
     if inputs.status is None:
         return empty_placement(source.blueprint, source.inventory, seed=seed).replicas
     try:
-        return running_replicas(json.loads(_text(inputs.status)), source.inventory)
+        return running_replicas(json.loads(_text(inputs.status)), source.inventory, source.blueprint.models)
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise InvalidInputError.of(
             "FT2146", f"{inputs.status} is not what `status --json` prints: {error!r}"

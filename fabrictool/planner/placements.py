@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from fabrictool.base.errors import InvalidInputError
@@ -14,7 +15,7 @@ from fabrictool.planner.solvers.exact import ExactSolver
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fabrictool.domain.blueprint import Blueprint
+    from fabrictool.domain.blueprint import Blueprint, Model
     from fabrictool.domain.inventory import ClusterSpec, Inventory
     from fabrictool.domain.plan import Placement
 
@@ -30,15 +31,17 @@ def empty_placement(blueprint: Blueprint, inventory: Inventory, *, seed: int) ->
     return assign(problem, solution, {})
 
 
-def running_replicas(status: Mapping[str, Any], inventory: Inventory) -> list[ReplicaPlacement]:
-    """The replicas that run.
+def running_replicas(
+    status: Mapping[str, Any], inventory: Inventory, models: Mapping[str, Model] = MappingProxyType({})
+) -> list[ReplicaPlacement]:
+    """The replicas that run; which of a model's variants each is, its gateway knows.
 
     Raises
     ------
     InvalidInputError
         FT2151 when it does not say what a replica stands on. KeyError, TypeError, AttributeError for what is no status.
     """
-    devices = _devices(status.get("gateway") or {})
+    devices, variants = _devices(status.get("gateway") or {}), _variants(status.get("gateway") or {}, models)
     replicas = []
     for unit in status["units"]:
         address = Address.parse(unit["address"])
@@ -57,9 +60,22 @@ def running_replicas(status: Mapping[str, Any], inventory: Inventory) -> list[Re
                 device=cluster.partitions[partition].device,
                 tp=tp,
                 dp=dp,
+                variant=variants.get(str(address), ""),
             )
         )
     return replicas
+
+
+def _variants(gateway: Mapping[str, Any], models: Mapping[str, Model]) -> dict[str, str]:
+    """Replica → which of its model's variants it is, of models that have several."""
+    return {
+        service["replica"]: models[service["model"]].variant_of(
+            str(service["engine"]), str(service["precision"]), int(service["context"])
+        )
+        for node in gateway.get("nodes", ())
+        for service in node["services"]
+        if service.get("model") in models and models[service["model"]].variants
+    }
 
 
 def _stands_on(

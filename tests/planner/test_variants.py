@@ -17,6 +17,7 @@ from fabrictool.domain.plan import Placement, decode_plan, inputs_digest, spec_d
 from fabrictool.domain.specs import AgentSpec, GatewaySpec, weight_key
 from fabrictool.domain.state import Applied, Placed, State
 from fabrictool.planner.build import build_problem
+from fabrictool.planner.placements import running_replicas
 from fabrictool.planner.plan import PlanOptions, plan
 from fabrictool.planner.problem import ModelNeed
 from fabrictool.planner.situation import situation_of
@@ -380,3 +381,21 @@ def test_a_model_that_gets_variants_keeps_what_runs_and_one_that_loses_one_keeps
     others = {f"replica/{r.replica}" for r in whole.placement.replicas} - precise
     assert others
     assert {kinds[address] for address in others} == {"delete"}
+
+
+def test_what_a_status_shows_is_simulated_as_what_it_is(tmp_path):
+    there = loaded(tmp_path)
+    units = [
+        {"address": f"replica/m/{n}", "cluster": cluster, "state": "running"}
+        for n, cluster in ((0, "both"), (1, "one"))
+    ]
+    services = [
+        {"replica": f"replica/m/{n}", "model": "m", "engine": "vllm", "precision": precision, "context": 4096, "tp": 2}
+        for n, precision in ((0, "fp8"), (1, "bf16"))
+    ]
+    status = {"units": units, "gateway": {"nodes": [{"device": "h100-sxm", "services": services}]}}
+    replicas = running_replicas(status, there.inventory, there.blueprint.models)
+    assert {replica.replica: replica.variant for replica in replicas} == {"m/0": "vllm fp8", "m/1": "vllm bf16"}
+    single = loaded(tmp_path, "engine: vllm")
+    replicas = running_replicas(status, single.inventory, single.blueprint.models)
+    assert {replica.variant for replica in replicas} == {""}
