@@ -15,7 +15,7 @@ from fabrictool.base.canonical import digest
 from fabrictool.domain.specs import AgentSpec, GatewaySpec, Phase, lasting
 
 if TYPE_CHECKING:
-    from fabrictool.domain.blueprint import Blueprint, ModelDefaults
+    from fabrictool.domain.blueprint import Blueprint
     from fabrictool.domain.inventory import Inventory
 
 PLAN_API = "fabrictool/plan/v1"
@@ -394,10 +394,13 @@ def decode_plan(data: bytes) -> Plan:
     return plan
 
 
-def _unwritten(model: ModelDefaults) -> dict[str, Any]:
-    """Fields that came later and of which it says nothing."""
-    fields = {"parallelism": {"dp"}} if model.parallelism.dp is None else {}
-    return fields | ({"demand": {"groups"}} if model.demand is not None and model.demand.groups is None else {})
+LATER: dict[str, tuple[str, ...]] = {
+    "": ("variants",),
+    "parallelism": ("dp",),
+    "demand": ("groups", "quantile", "window"),
+    "slo": ("band",),
+}
+"""By part of a model: fields that came after digests were kept."""
 
 
 def inputs_digest(blueprint: Blueprint, inventory: Inventory) -> str:
@@ -405,42 +408,24 @@ def inputs_digest(blueprint: Blueprint, inventory: Inventory) -> str:
 
     What says nothing of fields that came later has the digest that it had before there were such: plans stay good.
     """
-    left_out: dict[str, Any] = {} if blueprint.architectures else {"architectures": True}
-    left_out["models"] = {
-        name: _unwritten(model) | ({} if model.variants else {"variants": True})
-        for name, model in blueprint.models.items()
-    }
-    left_out["models"] |= {
-        name: left_out["models"][name] | {"companions": {beside: {"demand": {"groups"}} for beside in model.companions}}
-        for name, model in blueprint.models.items()
-        if model.companions
-    }
-    left_out["defaults"] = _unwritten(blueprint.defaults)
-    if not blueprint.limits:
-        left_out["limits"] = True
-    granted = {"calibrations"} if inventory.limits else {"calibrations", "limits"}
-    # Of a calibration counts what it says, and not where it lies.
+    left_out = {name for name in ("architectures", "limits") if not getattr(blueprint, name)}
     wanted = blueprint.model_dump(mode="json", exclude=left_out)
-    for part in (wanted["defaults"], *wanted["models"].values()):
-        _drop_unset(part)
-    documents = [
-        wanted,
-        inventory.model_dump(mode="json", exclude=granted),
-    ]
-    return digest([*documents, *inventory.calibrated])
+    models = wanted["models"].values()
+    for part in (wanted["defaults"], *models, *(beside for model in models for beside in model["companions"].values())):
+        _drop_unwritten(part)
+    # Of a calibration counts what it says, and not where it lies.
+    there = inventory.model_dump(
+        mode="json", exclude={"calibrations"} if inventory.limits else {"calibrations", "limits"}
+    )
+    return digest([wanted, there, *inventory.calibrated])
 
 
-UNSET_BEFORE = frozenset({"quantile", "window", "band"})
-"""Fields of models that earlier releases did not know, and that say nothing where they are absent."""
-
-
-def _drop_unset(part: Any) -> None:
-    if not isinstance(part, dict):
-        return
-    for name in [name for name, value in part.items() if name in UNSET_BEFORE and value is None]:
-        del part[name]
-    for value in part.values():
-        _drop_unset(value)
+def _drop_unwritten(model: dict[str, Any]) -> None:
+    for name, fields in LATER.items():
+        part = model.get(name) if name else model
+        for field in fields:
+            if part and not part.get(field):
+                part.pop(field, None)
 
 
 def spec_digest(spec: AgentSpec | GatewaySpec) -> str:

@@ -42,12 +42,12 @@ from fabrictool.planner.program import Program, ProgramSolution, Terms
 from fabrictool.planner.survival import losses, lost_with_a_node, reserves, stands_in
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
     from fabrictool.domain.specs import Phase
     from fabrictool.planner.fairness import Lacks
     from fabrictool.planner.highs import Searched
-    from fabrictool.planner.problem import ModelNeed, PlacementProblem, Pool, PoolKey
+    from fabrictool.planner.problem import Level, ModelNeed, PlacementProblem, Pool, PoolKey
     from fabrictool.planner.survival import Reserve
 
 INFINITY = math.inf
@@ -402,19 +402,9 @@ class Formulation:
             case "survived":
                 return self._lost
             case "slo":
-                return [
-                    (column, level.rate)
-                    for i in self.chosen
-                    for column, level in zip(self._levels[i], options[i].levels, strict=True)
-                    if not level.attains
-                ]
+                return self._levelled(lambda level: 0.0 if level.attains else level.rate)
             case "excess":
-                return [
-                    (column, level.rate * level.excess)
-                    for i in self.chosen
-                    for column, level in zip(self._levels[i], options[i].levels, strict=True)
-                    if level.excess > 0.0
-                ]
+                return self._levelled(lambda level: level.rate * level.excess)
             case "quality":  # a replica that stands by gets requests, too: it counts as one under the least load
                 return [
                     (column, option.steps_down * rate)
@@ -426,25 +416,26 @@ class Formulation:
                 ]
             case "latency":
                 handed = [(column, self.problem.transfers[key].seconds) for key, column in self._handed.items()]
-                inside = [
-                    (column, level.in_system)
-                    for i in self.chosen
-                    for column, level in zip(self._levels[i], options[i].levels, strict=True)
-                ]
-                return [*handed, *inside, *self._priced_moves(name)]
-            case "cost":
-                weights = {i: options[i].cost for i in self.chosen}
-            case "energy":
-                weights = {i: options[i].power for i in self.chosen}
-            case "preference":
-                weights = {i: options[i].preference for i in self.chosen}
+                return [*handed, *self._levelled(lambda level: level.in_system), *self._priced_moves(name)]
             case "moves":
                 return [term for i in self._starts for term in (*self._starts[i], *self._stops[i])]
+            case "cost" | "energy" | "preference":
+                field = {"cost": "cost", "energy": "power"}.get(name, name)
+                weights = {i: float(getattr(options[i], field)) for i in self.chosen}
             case "replicas":
                 weights = dict.fromkeys(self.chosen, 1.0)
             case _:  # any fixed order will do, as long as it is the same everywhere: the first of the sorted options
                 weights = {i: float(i) for i in self.chosen}
         return [*self._weighted(weights), *self._priced_moves(name)]
+
+    def _levelled(self, weight: Callable[[Level], float]) -> Terms:
+        """Of replicas at each load level, where they weigh anything."""
+        levels = (
+            (column, level)
+            for i in self.chosen
+            for column, level in zip(self._levels[i], self.problem.options[i].levels, strict=True)
+        )
+        return [(column, weight(level)) for column, level in levels if weight(level)]
 
     def _weighted(self, weights: Mapping[int, float]) -> Terms:
         return [(column, weights[i] * weight) for i in self.chosen if weights[i] for column, weight in self.count(i)]

@@ -329,8 +329,8 @@ class PlacementProblem:
     current: dict[OptionKey, int]
     """What runs now, by option key: the last objective keeps it where nothing is lost by that."""
     objective: tuple[str, ...]
-    """Stages after ``served``: of ``slo``, ``quality``, ``latency``, ``cost``, ``energy``; and ``fairness``, which comes
-    before it."""
+    """Stages after ``served``: of ``slo``, ``quality``, ``latency``, ``cost``, ``energy``; and ``fairness``, which
+    comes before it."""
     tables_sha256: str
     fixed: dict[OptionKey, int] = field(default_factory=dict)
     """Option key → its count, of replicas on clusters that do not answer: neither more nor fewer of them can be had."""
