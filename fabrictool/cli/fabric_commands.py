@@ -23,6 +23,7 @@ from fabrictool.cli.options import (
 )
 from fabrictool.cli.source import Source
 
+MOVE_LIMITED = ("exact", "cp", "cp-uniform")
 LIKELY_LARGE = 10
 """Models times clusters from which on a search will hardly be over before its engine has been started."""
 
@@ -127,6 +128,14 @@ def plan(
             " repeatable.",
         ),
     ] = None,
+    max_moves: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Start and stop at most N replicas of what runs, and serve as well as that allows.",
+        ),
+    ] = None,
     executor: Annotated[
         str,
         typer.Option(help="Where the what-ifs are tried: here, processes, dask://HOST:PORT; default: here for one."),
@@ -222,6 +231,7 @@ def plan(
         sweep = SweepOptions(solver_named(solver), limit.as_work_s, seed, executor, workers)
         return show_sweep(what_if, source, sweep, as_json=as_json)
     _refuse("--executor and --workers are for --what-if", executor or workers is not None)
+    _refuse("--max-moves is kept by --solver exact and cp alone", max_moves is not None and solver not in MOVE_LIMITED)
     _refuse("--json prints one document: no --chart with it; --plot draws into a file", chart and as_json)
     _refuse(
         "--render asks the login nodes: no --offline or --assume-empty with it", render and (offline or assume_empty)
@@ -245,6 +255,7 @@ def plan(
         watch,
         progress,
         explain=explain,
+        max_moves=max_moves,
         node_loss=node_loss,
         why_not=tuple(why_not or ()),
     )

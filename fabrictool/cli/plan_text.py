@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from fabrictool.base.clock import minute_text
+from fabrictool.base.clock import duration_text, minute_text
 from fabrictool.base.units import Duration
 from fabrictool.cli.output import seconds_text, table, terminal_columns
 from fabrictool.state.planfile import plan_document
@@ -38,6 +38,7 @@ def render(plan: Plan, observed: Observed, *, verbosity: int = 0, explain: bool 
     lines.append("")
     unknown = frozenset(name for name, facts in observed.clusters.items() if not facts.known)
     lines += action_lines(plan, verbosity, unknown)
+    lines += [line for text in _moves_lines(plan) for line in folded(text)]
     lines += ["", *_forecast_lines(plan)]
     if explain:
         lines += ["", "Why:", *[line for reason in plan.reasons for line in folded(f"  · {reason}", "    ")]]
@@ -87,6 +88,17 @@ def action_lines(plan: Plan, verbosity: int, told: frozenset[str] = frozenset())
     if kept:
         lines.append(f"  = keep    {kept} unit{'s' if kept > 1 else ''}   (show: -v)")
     return lines or ["  nothing is running and nothing is requested"]
+
+
+def _moves_lines(plan: Plan) -> list[str]:
+    """What of the running replicas changes places or number, what that takes, and what for."""
+    its = plan.moves
+    if isinstance(its, msgspec.UnsetType):
+        return []
+    loading = f" ({duration_text(its.loading_s)} of loading, {its.devices} device{'s'[: its.devices != 1]})"
+    parts = [f"{its.starts} to start{loading}"] if its.starts else []
+    parts += [f"{its.stops} to stop"] if its.stops else []
+    return [f"  moves: {', '.join(parts)}" + (f"; {its.otherwise}" if its.otherwise else "")]
 
 
 def folded(sentence: str, indent: str = "  ") -> list[str]:

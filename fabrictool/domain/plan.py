@@ -350,6 +350,19 @@ class StartTime(msgspec.Struct, frozen=True, kw_only=True):
     """Whether they were on the same cluster by the same loader; else what is known of the model elsewhere."""
 
 
+class Moves(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plan changes of what runs."""
+
+    starts: int
+    stops: int
+    loading_s: float
+    """Of all that start, one after another."""
+    devices: int
+    """Of all that start."""
+    otherwise: str
+    """What would be lost without them, in words; "": nothing that users feel."""
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """See the module's docstring."""
 
@@ -366,6 +379,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     certificate: Certificate
     reasons: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    moves: Moves | msgspec.UnsetType = msgspec.UNSET
+    """Not written where nothing ran, or all of it stays."""
     assumed: bool = False
     """Whether clusters were supposed to be there and empty, and none was asked: such a plan is never carried out."""
     outlook: tuple[Outlook, ...] = ()

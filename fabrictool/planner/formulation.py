@@ -107,6 +107,8 @@ class Formulation:
         self._fair_rows()
         limit_rows(self.program, problem, self.chosen, self.count)
         self._move_rows()
+        if problem.max_moves is not None and problem.current:
+            self.program.row(-INFINITY, problem.max_moves, self.terms("moves"))
 
     @classmethod
     def of_counts(

@@ -6,8 +6,10 @@ The same call online, from a bundle, in CI and in what-ifs: whatever it reads is
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from fabrictool.base.clock import duration_text
 from fabrictool.base.errors import FabrictoolError, InfeasibleError, Place, Problem, UnreachableError
@@ -20,6 +22,7 @@ from fabrictool.planner.diff import actions, delete, is_gateway
 from fabrictool.planner.drift import clock_warnings, out_of_reach
 from fabrictool.planner.entitled import unserved_groups
 from fabrictool.planner.explaining.explain import explanation, reasons
+from fabrictool.planner.explaining.moves import moves_of, refuse_too_few
 from fabrictool.planner.explaining.relaxations import explain_conflict
 from fabrictool.planner.explaining.whynot import answers, checked
 from fabrictool.planner.extra import extra_sentences
@@ -54,6 +57,8 @@ class PlanOptions(SearchOptions):
     well, where there is `progress`, and keeps what it has."""
     why_not: tuple[str, ...] = ()
     """Questions that the reasons answer, too (`explaining.whynot`)."""
+    max_moves: int | None = None
+    """Replicas that may start or stop, where something runs."""
     node_loss: bool = False
     """Warns also of whom the loss of any one node would leave without an answer."""
 
@@ -80,7 +85,8 @@ def plan(
     evidence = evidence.within(inventory)
     for question in options.why_not:
         checked(question, sorted(blueprint.models), pools_of(inventory), blueprint.bases)
-    chosen = _chosen(situation_of(blueprint, inventory, evidence, now), options, evidence.observed)
+    asked = replace(situation_of(blueprint, inventory, evidence, now), max_moves=options.max_moves)
+    chosen = _chosen(asked, options, evidence.observed)
     situation, problem, solution, placement = chosen.situation, chosen.problem, chosen.solution, chosen.placement
     keys = evidence.keys_of(blueprint)
     expiring = stranded(blueprint.every_gateway, evidence) | successions(evidence, now)
@@ -98,6 +104,7 @@ def plan(
         actions=steps,
         starts=start_times(steps, evidence.state.loads),
         placement=placement,
+        moves=moves_of(problem, solution, currency, options.seed) or msgspec.UNSET,
         forecast=forecast_of(chosen, currency, options.seed),
         certificate=certificate_of(chosen, options.seed),
         reasons=(
@@ -168,6 +175,7 @@ def _chosen(situation: Situation, options: PlanOptions, observed: Observed) -> C
     try:
         return best(situation, options, built)
     except InfeasibleError as error:
+        refuse_too_few(built[0], options.seed)
         raise _cause_first([*error.problems, *explain_conflict(situation)], situation, observed) from error
 
 

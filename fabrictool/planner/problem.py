@@ -348,6 +348,8 @@ class PlacementProblem:
     """(pool, size) → blocks of so many devices that are not to be had: of a part of a larger problem."""
     move_price: float = 0.0
     """By how much the cost for an hour must fall for each replica that is started or stopped."""
+    max_moves: int | None = None
+    """Replicas that may start or stop, where something runs."""
     outages: tuple[frozenset[PoolKey], ...] = ()
     """Pools that will be away at the same time, each once: minima have to hold without them."""
     limits: tuple[ResourceLimit, ...] = ()

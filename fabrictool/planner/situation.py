@@ -52,6 +52,8 @@ class Situation:
     """Clusters of which nothing is known."""
     loads: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Seconds that starts took, as the state keeps them."""
+    max_moves: int | None = None
+    """Of what runs: replicas that may start or stop."""
 
     def build(self) -> tuple[PlacementProblem, Tables]:
         """The solver's problem. Raises as `build_problem`."""
@@ -64,7 +66,7 @@ class Situation:
             now=self.now,
             loads=self.loads,
         )
-        return taught(problem, self.learned), tables
+        return taught(replace(problem, max_moves=self.max_moves), self.learned), tables
 
     def with_models(self, changes: Mapping[str, Mapping[str, Any]]) -> Situation:
         """With other fields of some models; what pydantic would check is the caller's care."""

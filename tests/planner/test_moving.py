@@ -12,10 +12,12 @@ import yaml
 from fabrictool.base.errors import InfeasibleError
 from fabrictool.blueprint import load
 from fabrictool.planner.build import build_problem
+from fabrictool.planner.explaining.moves import moves_of, refuse_too_few
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.instances import synthetic
 from fabrictool.planner.moving import DRAIN_S, PAYBACK_S, moves_in
 from fabrictool.planner.problem import ModelNeed
+from fabrictool.planner.solvers import placing
 from fabrictool.planner.solvers.exact import ExactSolver
 from fabrictool.planner.stages import TIDYING, in_order, stage_names, user_stages
 from tests.planner.test_exact import cheapest_load, counts, fits, option, pool, problem, random_instance, solve
@@ -231,3 +233,62 @@ def test_values_that_a_solution_states_hold_its_moves():
     assert stated["cost"] == pytest.approx(1.0 + 0.1 + 2.0 / 60)
     assert moves_in(instance, found.counts, "cost") == pytest.approx(0.1 + 2.0 / 60)
     assert set(stage_names(instance)) >= set(TIDYING)
+
+
+# -- no more than so many ---------------------------------------------------------------------------------------------
+
+
+@seeds(0, drawn=30, long=1000)
+def test_no_more_moves_than_are_allowed_and_the_best_of_them(seed):
+    rng = random.Random(seed)
+    instance = loading(rng)
+    try:
+        instance = running(instance, solve(instance))
+    except InfeasibleError:
+        return
+    if not instance.current:
+        return
+    later = grown(instance, rng.choice([0.5, 1.5, 2.5]))
+    for most in range(4):
+        limited = replace(later, max_moves=most)
+        fair = [unserved for unserved, _, moved in worth(later, later.current) if moved <= most]
+        try:
+            again = solve(limited)
+        except InfeasibleError:
+            assert not fair
+            continue
+        assert moves(limited, again) <= most
+        assert again.stages[0].objective == pytest.approx(min(fair), abs=2e-3)
+
+
+def test_large_fabrics_keep_the_limit_in_every_part(tmp_path, monkeypatch):
+    monkeypatch.setattr(placing, "FEW", 10)
+    monkeypatch.setattr(placing, "TOGETHER", 20)
+    for seed in random.SystemRandom().sample(range(10**6), 2):
+        instance = fabric(tmp_path, random.Random(seed))
+        instance = running(instance, searched(instance))
+        limited = replace(grown(instance, 1.4), max_moves=3)
+        assert moves(limited, searched(limited)) <= 3
+
+
+def test_rules_that_need_more_moves_than_are_allowed_say_how_many():
+    a = pool("a", nodes=4)
+    now = {("m", "a", "p", 1, 1, "unified"): 1}
+    needs = [ModelNeed("m", 0.5, 3, 4)]
+    limited = replace(problem(needs, [option("m", a)], [a], current=now), max_moves=1)
+    with pytest.raises(InfeasibleError):
+        solve(limited)
+    with pytest.raises(InfeasibleError, match="the rules need 2 moves, and `--max-moves` allows 1"):
+        refuse_too_few(limited, 0)
+
+
+def test_the_plan_says_what_moves_and_what_for():
+    dear, cheap = pool("dear", price=2.0), pool("cheap", price=1.0)
+    options = [replace(option("m", where), start_s=360.0) for where in (dear, cheap)]
+    now = {("m", "dear", "p", 1, 1, "unified"): 1}
+    instance = problem([ModelNeed("m", 0.5, 1, 1)], options, [dear, cheap], current=now, objective=("cost",))
+    its = moves_of(instance, solve(instance), "CHF", 0)
+    assert its is not None
+    assert (its.starts, its.stops, its.loading_s, its.devices) == (1, 1, 360.0, 1)
+    assert its.otherwise == "if nothing moved: 1 CHF/h more cost"
+    assert moves_of(replace(instance, current={}), solve(instance), "CHF", 0) is None

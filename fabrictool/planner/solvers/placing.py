@@ -22,6 +22,7 @@ from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.highs import SearchLimits
 from fabrictool.planner.infeasible import explain_infeasible
 from fabrictool.planner.limits import limits_left
+from fabrictool.planner.moving import changed
 from fabrictool.planner.problem import PlacementProblem, Solution, StageResult
 from fabrictool.planner.program import PATIENCE
 from fabrictool.planner.solvers.core import core_of
@@ -180,6 +181,7 @@ class PlacementSearch:
         """
         running = {i: self._problem.current.get(self._problem.options[i].key, 0) for i in self._whole.chosen}
         starts = [self._filled_up(known) for known in (self._warm, running) if known and any(known.values())]
+        starts += [running] if self._problem.max_moves is not None else []
         starts.append({i: count for i, count in self._core.rounded.items() if count})
         best: Mapping[str, float] | None = None
         for counts in starts:
@@ -448,8 +450,15 @@ class PlacementSearch:
             links=self._links_left(members),
             taken=taken,
             limits=limits_left(problem, self._counts, members),
+            max_moves=self._moves_left(members),
         )
         return part, indices
+
+    def _moves_left(self, members: set[str]) -> int | None:
+        most = self._problem.max_moves
+        if most is None:
+            return None
+        return most - sum(abs(n) for o, n in changed(self._problem, self._counts) if o.model not in members)
 
     def _links_left(self, members: set[str]) -> dict[tuple[str, str], float]:
         """What the hand-overs of other models leave of the links: an even part, as who uses which is not looked at."""

@@ -144,7 +144,7 @@ def merged(problem: PlacementProblem) -> MergedProblem:
         pinned = any(pool.within(*place) for need in problem.needs for place in need.pins)
         alike = here[pool.key] and pool.key in single and not pinned
         groups[_shape(problem, pool, here[pool.key]) if alike else pool.key].append(pool)
-    costly = problem.current and (problem.move_price or "moves" in problem.objective)
+    costly = problem.current and (problem.move_price or "moves" in problem.objective or problem.max_moves is not None)
     if len(groups) == len(problem.pools) or costly:
         return MergedProblem(problem, problem, {i: (i,) for i in range(len(problem.options))})
     return _joined(problem, groups.values(), here)

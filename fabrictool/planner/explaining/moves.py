@@ -1,0 +1,79 @@
+"""What a plan moves, what that takes, and what would be lost if all stayed as it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fabrictool.base.canonical import tidy
+from fabrictool.base.errors import InfeasibleError
+from fabrictool.domain.plan import Moves
+from fabrictool.planner.formulation import Formulation
+from fabrictool.planner.highs import SearchLimits
+from fabrictool.planner.moving import changed, moves_in
+from fabrictool.planner.stages import NOUNS, amount, first_change, in_order, user_stages, values_of
+
+if TYPE_CHECKING:
+    from fabrictool.planner.problem import PlacementProblem, Solution
+
+SECONDS = 10.0
+NODES = 2000
+
+
+def moves_of(problem: PlacementProblem, solution: Solution, currency: str, seed: int) -> Moves | None:
+    """None where nothing runs, or all stays."""
+    changes = list(changed(problem, solution.counts))
+    if not changes:
+        return None
+    starting = [(option, change) for option, change in changes if change > 0]
+    return Moves(
+        starts=sum(change for _, change in starting),
+        stops=sum(-change for _, change in changes if change < 0),
+        loading_s=tidy(sum(change * option.start_s for option, change in starting)),
+        devices=sum(change * option.devices for option, change in starting),
+        otherwise=_otherwise(problem, solution, currency, seed),
+    )
+
+
+def _otherwise(problem: PlacementProblem, solution: Solution, currency: str, seed: int) -> str:
+    """What would be worse without them; moves themselves are not counted on either side."""
+    at = {option.key: i for i, option in enumerate(problem.options)}
+    stay = {at[key]: count for key, count in problem.current.items() if key in at}
+    names, left = user_stages(problem), None
+    if _has_room(problem, stay):
+        left = in_order(Formulation.of_counts(problem, stay), names, seconds=SECONDS, seed=seed)
+    if left is None:
+        return "what runs cannot stay: it breaks a rule, or its nodes are gone"
+    now = {name: value - moves_in(problem, solution.counts, name) for name, value in values_of(solution).items()}
+    worse = first_change(now, left[0], names)
+    if worse is None:
+        return ""
+    name, change = worse
+    more = amount(name, abs(change), currency)
+    return f"if nothing moved: {more} {'more' if change > 0 else 'less'} {NOUNS[name].rstrip(',')}"
+
+
+def _has_room(problem: PlacementProblem, counts: dict[int, int]) -> bool:
+    pools = {pool.key: pool for pool in problem.pools}
+    taken = dict.fromkeys(pools, 0)
+    for i, count in counts.items():
+        for (key, size), number in problem.options[i].blocks.items():
+            taken[key] = taken.get(key, 0) + size * number * count
+    return all(taken[key] <= pool.nodes * pool.devices_per_node for key, pool in pools.items())
+
+
+def refuse_too_few(problem: PlacementProblem, seed: int) -> None:
+    """Raises InfeasibleError FT2017 when the rules need more moves than there may be."""
+    if problem.max_moves is None or not problem.current:
+        return
+    least = Formulation(replace(problem, max_moves=None), range(len(problem.options)), whole=True)
+    result = least.program.searched(least.terms("moves"), SearchLimits(0.0, NODES, seed, SECONDS), lambda: SECONDS)
+    if result is None or result.values is None:
+        return
+    needed = round(sum(weight * float(result.values[column]) for column, weight in least.terms("moves")))
+    if needed > problem.max_moves:
+        raise InfeasibleError.of(
+            "FT2017",
+            f"the rules need {needed} moves, and `--max-moves` allows {problem.max_moves}",
+            hint=f"--max-moves {needed}, or more to serve better",
+        )
