@@ -18,6 +18,7 @@ import msgspec
 from fabrictool.planner.consumers import may_use, providers_of
 from fabrictool.planner.group_service import services
 from fabrictool.planner.limits import used_up
+from fabrictool.planner.moving import moves_are_used_up
 from fabrictool.planner.weights import planned_rates
 
 if TYPE_CHECKING:
@@ -123,6 +124,8 @@ def _why(problem: PlacementProblem, solution: Solution, need: ModelNeed, again: 
         mine = [option for option in mine if any(may_use(group, providers_of(option)) for group in lacking)]
     if not mine:
         return "no partition that may hold a replica is with a provider that its unserved groups allow"
+    if moves_are_used_up(problem, solution.counts):
+        return f"`--max-moves` is {problem.max_moves}, and so many replicas start or stop"
     free = free_devices(problem, solution)
     barred = _barred(problem, solution, mine, free)
     if barred:

@@ -42,6 +42,12 @@ def changed(problem: PlacementProblem, counts: Mapping[int, int]) -> Iterator[tu
             yield option, change
 
 
+def moves_are_used_up(problem: PlacementProblem, counts: Mapping[int, int]) -> bool:
+    """Whether no more replica may start, whatever it would be good for."""
+    most = problem.max_moves
+    return most is not None and bool(problem.current) and moves_in(problem, counts, "moves") >= most
+
+
 def moves_in(problem: PlacementProblem, counts: Mapping[int, int], name: str) -> float:
     """What all moves to these counts add to a stage."""
     total = 0.0

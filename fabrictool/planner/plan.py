@@ -115,6 +115,11 @@ def plan(
         ),
         warnings=(
             *_unrepeatable(solution),
+            *(
+                ["nothing runs yet, so --max-moves limits nothing"]
+                if options.max_moves is not None and not problem.current
+                else ()
+            ),
             *_ended(solution),
             *(["the search was stopped early: this is the best placement that it found"] if chosen.stopped else ()),
             *(["the explanation was cut short"] if cut else ()),

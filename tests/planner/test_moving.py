@@ -15,7 +15,7 @@ from fabrictool.planner.build import build_problem
 from fabrictool.planner.explaining.moves import moves_of, refuse_too_few
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.instances import synthetic
-from fabrictool.planner.moving import DRAIN_S, PAYBACK_S, moves_in
+from fabrictool.planner.moving import DRAIN_S, PAYBACK_S, moves_are_used_up, moves_in
 from fabrictool.planner.problem import ModelNeed
 from fabrictool.planner.solvers import placing
 from fabrictool.planner.solvers.exact import ExactSolver
@@ -292,3 +292,12 @@ def test_the_plan_says_what_moves_and_what_for():
     assert (its.starts, its.stops, its.loading_s, its.devices) == (1, 1, 360.0, 1)
     assert its.otherwise == "if nothing moved: 1 CHF/h more cost"
     assert moves_of(replace(instance, current={}), solve(instance), "CHF", 0) is None
+
+
+def test_what_is_lost_by_the_limit_is_said_to_be():
+    a = pool("a", nodes=4)
+    now = {("m", "a", "p", 1, 1, "unified"): 1}
+    instance = problem([ModelNeed("m", 2.0, 1, 4)], [option("m", a)], [a], current=now)
+    for most, used in ((0, True), (1, True), (5, False)):
+        limited = replace(instance, max_moves=most)
+        assert moves_are_used_up(limited, solve(limited).counts) is used
