@@ -86,6 +86,7 @@ class Formulation:
         self._lacking: dict[str, Lacks] = {}
         self._fairest: Terms = []
         self._kept: dict[str, int] = {}
+        self._terms: dict[str, Terms] = {}
         self._starts: dict[int, Terms] = {}
         self._stops: dict[int, Terms] = {}
         self._handed: dict[tuple[str, PoolKey, PoolKey], int] = {}
@@ -395,6 +396,12 @@ class Formulation:
     # -- objectives -------------------------------------------------------------------------------------------
 
     def terms(self, name: str) -> Terms:
+        """Of a stage's objective."""
+        if name not in self._terms:
+            self._terms[name] = self._terms_of(name)
+        return self._terms[name]
+
+    def _terms_of(self, name: str) -> Terms:
         options = self.problem.options
         match name:
             case "fairness":
@@ -454,7 +461,7 @@ class Formulation:
         """Replicas to be started, and to be stopped, against what runs; nothing when nothing runs."""
         for i in self.chosen if self.problem.current else ():
             option = self.problem.options[i]
-            now = self.problem.current.get(option.key, 0)
+            now = self.problem.running.get(i, 0)
             if not now:  # all of them are new
                 self._starts[i], self._stops[i] = self.count(i), []
                 continue

@@ -36,10 +36,11 @@ def move_prices(problem: PlacementProblem, option: Option, name: str) -> tuple[f
 
 def changed(problem: PlacementProblem, counts: Mapping[int, int]) -> Iterator[tuple[Option, int]]:
     """Options with so many replicas more, or fewer, than run; none where nothing runs."""
-    for i, option in enumerate(problem.options if problem.current else ()):
-        change = counts.get(i, 0) - problem.current.get(option.key, 0)
+    running = problem.running
+    for i in sorted(counts.keys() | running.keys()) if problem.current else ():
+        change = counts.get(i, 0) - running.get(i, 0)
         if change:
-            yield option, change
+            yield problem.options[i], change
 
 
 def moves_are_used_up(problem: PlacementProblem, counts: Mapping[int, int]) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from fabrictool.domain.plan import LossKind, node_blocks
@@ -319,7 +320,7 @@ class ModelNeed:
         return min(self.rate, self.reach or self.maximum * best)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PlacementProblem:
     """Everything that the solver may look at, in a fixed order."""
 
@@ -354,6 +355,12 @@ class PlacementProblem:
     """Pools that will be away at the same time, each once: minima have to hold without them."""
     limits: tuple[ResourceLimit, ...] = ()
     """What all replicas together may use."""
+
+    @cached_property
+    def running(self) -> dict[int, int]:
+        """What runs, by index of its option."""
+        now = ((i, self.current.get(option.key, 0)) for i, option in enumerate(self.options if self.current else ()))
+        return {i: count for i, count in now if count}
 
     def of(self, model: str) -> list[int]:
         """Indices of a model's options."""

@@ -108,8 +108,12 @@ def spared(problem: PlacementProblem, names: Iterable[str]) -> dict[str, float]:
 
 def residual(problem: PlacementProblem, name: str, value: float) -> float:
     """So far above its bound is a stage that is as good as can be: the solvers' rows hold within as much."""
-    demand = sum(need.rate * need.priority for need in problem.needs) if name in LOADS else 0.0
-    return 10 * TOLERANCE * max(1.0, abs(value), demand)
+    return 10 * TOLERANCE * max(1.0, abs(value), demand(problem, name))
+
+
+def demand(problem: PlacementProblem, name: str) -> float:
+    """All requests/s, of a stage that is counted in them; else 0."""
+    return sum(need.rate * need.priority for need in problem.needs) if name in LOADS else 0.0
 
 
 def rounding(value: float) -> float:

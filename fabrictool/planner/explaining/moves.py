@@ -37,8 +37,7 @@ def moves_of(problem: PlacementProblem, solution: Solution, currency: str, seed:
 
 def _otherwise(problem: PlacementProblem, solution: Solution, currency: str, seed: int) -> str:
     """What would be worse without them; moves themselves are not counted on either side."""
-    at = {option.key: i for i, option in enumerate(problem.options)}
-    stay = {at[key]: count for key, count in problem.current.items() if key in at}
+    stay = problem.running
     names, left = user_stages(problem), None
     if _has_room(problem, stay):
         left = in_order(Formulation.of_counts(problem, stay), names, seconds=SECONDS, seed=seed)

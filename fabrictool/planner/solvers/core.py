@@ -32,6 +32,8 @@ class Core:
     """By option: what a request/s on it would cost the last stage that users feel, at least."""
     rounded: dict[int, int]
     """By option: whole counts near those of that stage."""
+    moved: dict[int, float]
+    """By option: counts, not whole ones, with which the least of what runs has to move; none where nothing does."""
 
 
 def core_of(problem: PlacementProblem, seconds: float, seed: int) -> Core:
@@ -43,6 +45,7 @@ def core_of(problem: PlacementProblem, seconds: float, seed: int) -> Core:
     lowest: dict[str, float] = {}
     distance: dict[int, float] = {}
     usage: dict[int, float] = {}
+    moved: dict[int, float] = {}
     for name in stage_names(problem):
         if name == TIE_BREAK or not relaxed.terms(name):
             continue
@@ -54,6 +57,8 @@ def core_of(problem: PlacementProblem, seconds: float, seed: int) -> Core:
         lowest[name] = answer.objective
         used = relaxed.usage(answer)
         core |= {i for i, replicas in used.items() if replicas > TOLERANCE}
+        if name == "moves":
+            moved = used
         if name not in TIDYING:
             # What tidying up costs within the tolerances is not lost before it begins.
             usage, distance = used, {i: relaxed.distance(answer, i) for i in relaxed.chosen}
@@ -64,4 +69,4 @@ def core_of(problem: PlacementProblem, seconds: float, seed: int) -> Core:
                 core |= {i for _, i in sorted(options)[:NEAREST]}
         relaxed.keep(name, answer.objective + slack(problem, name, answer.objective))
     chosen = sorted(core)
-    return Core(chosen, lowest, distance, rounded(problem, {i: usage.get(i, 0.0) for i in chosen}, distance))
+    return Core(chosen, lowest, distance, rounded(problem, {i: usage.get(i, 0.0) for i in chosen}, distance), moved)

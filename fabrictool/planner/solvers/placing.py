@@ -11,6 +11,7 @@ search left of it is not given away a second time.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter, defaultdict
 from dataclasses import replace
@@ -32,6 +33,7 @@ from fabrictool.planner.stages import (
     TIE_BREAK,
     TOLERANCE,
     clean,
+    demand,
     first_change,
     in_order,
     residual,
@@ -176,25 +178,34 @@ class PlacementSearch:
         return below.objective if below is not None else 0.0
 
     def _begin(self, name: str) -> None:
-        """The last plan, or what runs, filled up, or the relaxation rounded, which is taken where it is far better;
-        where all of these break a rule, whatever the integer solver finds first.
+        """The last plan, or what runs with the least moved, filled up; or the relaxation rounded, where that is far
+        better. Where all of these break a rule, whatever the integer solver finds first.
         """
-        running = {i: self._problem.current.get(self._problem.options[i].key, 0) for i in self._whole.chosen}
-        starts = [self._filled_up(known) for known in (self._warm, running) if known and any(known.values())]
-        starts += [running] if self._problem.max_moves is not None else []
-        starts.append({i: count for i, count in self._core.rounded.items() if count})
         best: Mapping[str, float] | None = None
-        for counts in starts:
+        for counts in self._starts():
             values = self._worth(counts)
             if values is not None and (best is None or self._is_far_better(values, best)):
                 self._counts, best = counts, values
+            if best is not None and not self._is_far_better(self._core.lowest, best):
+                return
         if best is None:
             answer = self._whole.minimise(name, seconds=LP_S, seed=self._seed, gap=CLOSE, nodes=FIRST_NODES)
             if answer is None:
                 raise explain_infeasible(self._problem)
             self._counts = self._whole.counts(answer)
 
-    def _filled_up(self, known: Mapping[int, int]) -> dict[int, int]:
+    def _starts(self) -> Iterator[dict[int, int]]:
+        running = self._problem.running
+        # A part of a replica that would stop is none that stops.
+        moved = {i: math.ceil(k - TOLERANCE) if k < running.get(i, 0) else k for i, k in self._core.moved.items()}
+        for known in (self._warm, moved, running):
+            if known and any(known.values()):
+                yield self._filled_up(known)
+        if self._problem.max_moves is not None:
+            yield dict(running)
+        yield {i: count for i, count in self._core.rounded.items() if count}
+
+    def _filled_up(self, known: Mapping[int, float]) -> dict[int, int]:
         usage = {i: float(known.get(i, 0)) for i in self._whole.chosen}
         filled = rounded(self._problem, usage, self._core.distance)
         return {i: count for i, count in filled.items() if count}
@@ -208,7 +219,10 @@ class PlacementSearch:
     def _is_far_better(self, values: Mapping[str, float], best: Mapping[str, float]) -> bool:
         """So much that what runs is better forgotten: what is near can be improved, with fewer moves."""
         change = first_change(best, values, user_stages(self._problem))
-        return change is not None and -change[1] > NEAR * values.get(change[0], 0.0)
+        if change is None:
+            return False
+        name, more = change
+        return -more > NEAR * max(values.get(name, 0.0), NEAR * demand(self._problem, name))
 
     def _loaded(self, name: str) -> tuple[Formulation, ProgramSolution] | None:
         """The counts as they are, with the loads that are best for this stage."""

@@ -17,6 +17,7 @@ from fabrictool.planner.program import Program
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from fabrictool.planner.problem import Option, PlacementProblem, Pool, PoolKey, Solution
 
@@ -42,7 +43,7 @@ class MergedProblem:
         by_pool: dict[PoolKey, dict[int, int]] = defaultdict(dict)
         for i, count in solution.counts.items():
             by_pool[self.problem.options[i].pool.key][i] = count
-        runs = {i for i, option in enumerate(self.whole.options) if self.whole.current.get(option.key)}
+        runs = self.whole.running.keys()
         for i, members in self.members.items():
             if not runs.isdisjoint(members):
                 by_pool[self.problem.options[i].pool.key].setdefault(i, 0)
@@ -67,7 +68,7 @@ class MergedProblem:
         together = {i: sum(counts.get(member, 0) for member in members) for i, members in self.members.items()}
         return {i: count for i, count in together.items() if count}
 
-    def _of_pool(self, wanted: Mapping[int, int], runs: set[int], seed: int) -> dict[int, int]:
+    def _of_pool(self, wanted: Mapping[int, int], runs: AbstractSet[int], seed: int) -> dict[int, int]:
         if all(len(self.members[i]) == 1 for i in wanted):
             return {self.members[i][0]: count for i, count in wanted.items()}
         still = any(not runs.isdisjoint(self.members[i]) for i in wanted)
@@ -95,7 +96,7 @@ class MergedProblem:
         columns, moves = dict[int, int](), list[tuple[int, float]]()
         for i, count in wanted.items():
             for member in self.members[i]:
-                now = self.whole.current.get(options[member].key, 0)
+                now = self.whole.running.get(member, 0)
                 columns[member] = program.column(0, count, whole=True)
                 moves.append((program.column(0, math.inf), 1.0))
                 program.row(now, math.inf, [(columns[member], 1.0), moves[-1]])
