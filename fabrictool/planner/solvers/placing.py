@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter, defaultdict
+from collections import defaultdict
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,11 +23,10 @@ from fabrictool.planner.fairness import FAIRNESS, joined
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.highs import SearchLimits
 from fabrictool.planner.infeasible import explain_infeasible
-from fabrictool.planner.limits import limits_left
-from fabrictool.planner.moving import changed
 from fabrictool.planner.problem import PlacementProblem, Solution, StageResult
 from fabrictool.planner.program import PATIENCE
 from fabrictool.planner.solvers.core import core_of
+from fabrictool.planner.solvers.part import part_of
 from fabrictool.planner.solvers.rounding import rounded
 from fabrictool.planner.stages import (
     TIDYING,
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from fabrictool.planner.highs import Searched
-    from fabrictool.planner.problem import PoolKey
     from fabrictool.planner.program import ProgramSolution
     from fabrictool.planner.work import StepwiseWork
 
@@ -337,8 +336,9 @@ class PlacementSearch:
         """Whether these counts are better; then they are the counts."""
         before, total = (self._counts, self._limits, self._values, self._loads), self._total(name)
         self._counts = counts
-        if self._judged(name) and self._total(name) < total - rounding(total):
-            return True
+        with suppress(FabrictoolError):  # no numbers that can be trusted
+            if self._judged(name) and self._total(name) < total - rounding(total):
+                return True
         self._counts, self._limits, self._values, self._loads = before
         return False
 
@@ -387,7 +387,7 @@ class PlacementSearch:
         return [name for name in chosen if name not in party]
 
     def _place_anew(self, name: str, models: Sequence[str]) -> None:
-        part, indices = self._part(models)
+        part, indices = part_of(self._problem, self._counts, self._whole.chosen, models)
         better = self._best(name, part, models)
         if better is None:
             return
@@ -418,7 +418,10 @@ class PlacementSearch:
         counts = program.counts(rough)
         loads = Formulation.of_counts(part, counts)
         self._keep_limits(loads, models)
-        answer = loads.minimise(name, seconds=LP_S, seed=self._seed)
+        try:
+            answer = loads.minimise(name, seconds=LP_S, seed=self._seed)
+        except FabrictoolError:  # no numbers that can be trusted
+            return None
         former = sum(self._values[name][model] for model in models)
         if answer is None or loads.value(name, answer) >= former - TOLERANCE * max(1.0, abs(former)):
             return None
@@ -444,41 +447,6 @@ class PlacementSearch:
     def _keep_limit(self, formulation: Formulation, stage: str, limits: Mapping[str, float]) -> None:
         """Every model may have used its own slack."""
         formulation.keep(stage, joined(stage, [limit + SLACK * max(1.0, limit) for limit in limits.values()]))
-
-    def _part(self, models: Sequence[str]) -> tuple[PlacementProblem, list[int]]:
-        """The problem of these models with what the others leave, and its options' indices in the whole."""
-        problem, members = self._problem, set(models)
-        indices = [i for i in self._whole.chosen if problem.options[i].model in members]
-        taken: Counter[tuple[PoolKey, int]] = Counter()
-        pools = {pool.key: pool for pool in problem.pools}
-        for i, count in self._counts.items():
-            if problem.options[i].model not in members:
-                for (key, size), blocks in problem.options[i].blocks.items():
-                    for smaller in range(1, size + 1):
-                        taken[key, smaller] += count * blocks * pools[key].parts_lost(size, smaller)
-        part = replace(
-            problem,
-            needs=tuple(need for need in problem.needs if need.model in members),
-            options=tuple(problem.options[i] for i in indices),
-            current={key: count for key, count in problem.current.items() if key[0] in members},
-            links=self._links_left(members),
-            taken=taken,
-            limits=limits_left(problem, self._counts, members),
-            max_moves=self._moves_left(members),
-        )
-        return part, indices
-
-    def _moves_left(self, members: set[str]) -> int | None:
-        most = self._problem.max_moves
-        if most is None:
-            return None
-        return most - sum(abs(n) for o, n in changed(self._problem, self._counts) if o.model not in members)
-
-    def _links_left(self, members: set[str]) -> dict[tuple[str, str], float]:
-        """What the hand-overs of other models leave of the links: an even part, as who uses which is not looked at."""
-        split = {o.model for o in self._problem.options if o.phase != "unified"}
-        share = len(split & members) / max(1, len(split))
-        return {link: octets * share for link, octets in self._problem.links.items()}
 
     def _solution(self) -> Solution:
         return Solution(
