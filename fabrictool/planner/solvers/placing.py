@@ -29,6 +29,7 @@ from fabrictool.planner.solvers.core import core_of
 from fabrictool.planner.solvers.part import part_of
 from fabrictool.planner.solvers.rounding import rounded
 from fabrictool.planner.stages import (
+    LOADS,
     TIDYING,
     TIE_BREAK,
     TOLERANCE,
@@ -322,10 +323,13 @@ class PlacementSearch:
         better = result.values is not None and self._adopted(name, self._whole.counts(result))
         return None if result.ending in ("OPTIMAL", "INFEASIBLE") and not better else better
 
-    def _by_highs(self, program: Formulation, name: str, gap: float, nodes: int) -> Searched | None:
-        """One step; None where the clock ended it, or the engine died on it."""
+    # Wide: a program, what it is searched for, and where that ends.
+    def _by_highs(
+        self, program: Formulation, name: str, gap: float, nodes: int, nudge: Sequence[tuple[int, float]] = ()
+    ) -> Searched | None:
+        """One step; None where the clock ended it, or the engine died on it. `nudge` is part of the objective."""
         limits = SearchLimits(gap, nodes, self._seed, min(LP_S, self._work.left_s()))
-        result = program.program.searched(program.terms(name), limits, self._work.left_s)
+        result = program.program.searched([*program.terms(name), *nudge], limits, self._work.left_s)
         if result is not None and not result.in_time:
             self._work.cut()
             return None
@@ -411,7 +415,7 @@ class PlacementSearch:
         """Better counts for a part, and the loads that show it; None when there are none."""
         program = Formulation(part, range(len(part.options)), whole=True)
         self._keep_limits(program, models)
-        rough = self._by_highs(program, name, PARTY_GAP, PARTY_NODES)
+        rough = self._by_highs(program, name, PARTY_GAP, PARTY_NODES, self._nudge(program, name))
         if rough is None or rough.values is None:
             return None
         # The integer solver's rows hold to a share of their size; loads are judged by the linear program.
@@ -439,6 +443,13 @@ class PlacementSearch:
             return None
         self._work.done(program.program.columns // COLUMNS_PER_UNIT)
         return answer
+
+    def _nudge(self, program: Formulation, name: str) -> Sequence[tuple[int, float]]:
+        """Of what serves as much, what moves least: all moves together weigh no more than dust."""
+        if name not in LOADS or not self._problem.current:
+            return ()
+        a_move = residual(self._problem, name, 0.0) / sum(self._problem.running.values())
+        return [(column, weight * a_move) for column, weight in program.terms("moves")]
 
     def _keep_limits(self, formulation: Formulation, models: Iterable[str]) -> None:
         for stage, limits in self._limits.items():
