@@ -15,6 +15,7 @@ from fabrictool.base.units import as_float
 from fabrictool.catalog import accelerators, engines
 from fabrictool.planner.columns import Columns
 from fabrictool.planner.limits import limits_of
+from fabrictool.planner.lost_together import may_share_a_node
 from fabrictool.planner.problem import GroupDemand, ModelNeed, Option, PlacementProblem, Pool, unit_key
 from fabrictool.planner.variants import VariantColumns
 from fabrictool.simulator.demanded import demand_of
@@ -266,4 +267,5 @@ def _pool(inventory: Inventory, cluster: str, name: str, partition: Partition) -
         whole_nodes=partition.whole_nodes,
         stable=partition.tier == "owned",
         joined=inventory.clusters[cluster].joined,
+        shares_nodes=may_share_a_node(inventory.clusters[cluster], partition),
     )

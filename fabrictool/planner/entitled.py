@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from fabrictool.planner.lost_together import may_share_a_node
 from fabrictool.routing.candidates import TrustPolicy
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ def _fit_one_node(replicas: Sequence[ReplicaPlacement], cluster: str, name: str,
     """Whether a node of a partition could have a part of each of them that has one there."""
     partition = inventory.clusters[cluster].partitions.get(name)
     if partition is None:  # of a cluster that does not answer, and has changed: nothing speaks against it
+        return True
+    if may_share_a_node(inventory.clusters[cluster], partition):
         return True
     seen = [replica for replica in replicas if all(_exists(place, inventory) for place in _places(replica))]
     parts = [[held for *place, held in replica.blocks(inventory) if place == [cluster, name]] for replica in seen]

@@ -29,6 +29,7 @@ from fabrictool.planner.extra import extra_sentences
 from fabrictool.planner.gateways import stranded
 from fabrictool.planner.judged import learned_sentences
 from fabrictool.planner.loads import start_times
+from fabrictool.planner.lost_together import unkept_losses
 from fabrictool.planner.readset import ABSENT, read_set
 from fabrictool.planner.situation import placed_option, situation_of
 from fabrictool.planner.succession import successions, successors
@@ -95,6 +96,7 @@ def plan(
     sentences = _asked(situation, problem, solution, currency, options)
     why, cut = _until_interrupted(sentences, patient=options.progress is None)
     steps = actions(wanted, evidence, expiring)
+    forecast = forecast_of(chosen, currency, options.seed)
     return Plan(
         fabric=evidence.fabric,
         lineage=evidence.lineage,
@@ -105,7 +107,7 @@ def plan(
         starts=start_times(steps, evidence.state.loads),
         placement=placement,
         moves=moves_of(problem, solution, currency, options.seed) or msgspec.UNSET,
-        forecast=forecast_of(chosen, currency, options.seed),
+        forecast=forecast,
         certificate=certificate_of(chosen, options.seed),
         reasons=(
             *reasons(problem, solution, currency),
@@ -125,7 +127,7 @@ def plan(
             *(["the explanation was cut short"] if cut else ()),
             *(f"{warning.code} {warning.message}" for warning in warnings),
             *unserved_groups(blueprint, inventory, placement, node_loss=options.node_loss),
-            *_lone_entrances(blueprint, inventory),
+            *unkept_losses(blueprint, inventory, placement, forecast),
             *_without_hours(blueprint),
             *_open_networks(wanted.values()),
             *_ending_providers(evidence, now),
@@ -239,20 +241,6 @@ def _ending_providers(evidence: Evidence, now: float) -> list[str]:
         f" `fabrictool trust issue {name}` renews it"
         for name, left in ending.items()
     ]
-
-
-def _lone_entrances(blueprint: Blueprint, inventory: Inventory) -> list[str]:
-    """Models that are to survive what every gateway for clients would be lost with."""
-    places = {gateway.cluster for gateway in blueprint.every_gateway.values() if gateway.listen is not None}
-    sites = {inventory.clusters[name].site for name in places}
-    providers = {inventory.sites[site].provider for site in sites}
-    warnings = []
-    for name, model in sorted(blueprint.models.items()):
-        among = {"site": sites, "provider": providers}.get(model.survive or "")
-        if among is not None and len(among) == 1:
-            where = f"every gateway for clients is with {min(among)}"
-            warnings.append(f"{name} is to survive the loss of any {model.survive}, but {where}")
-    return warnings
 
 
 def _without_hours(blueprint: Blueprint) -> list[str]:

@@ -51,6 +51,8 @@ class Pool:
     """False for scavenger capacity, which never counts towards a minimum."""
     joined: bool = False
     """Whether its nodes come by themselves: the inventory cannot add any."""
+    shares_nodes: bool = False
+    """Whether any number of replicas may stand on one node, whatever devices it has."""
 
     @property
     def key(self) -> PoolKey:

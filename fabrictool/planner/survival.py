@@ -2,7 +2,8 @@
 
 Every loss that can happen is looked at, and the worst one counts. What is left has to take the model's whole demand, at
 loads that keep its SLO, and to have a replica for each consumer group. Nobody knows beforehand where the scheduler puts
-replicas: with a node a partition loses as much as a node can hold of the model, or all that it has of it.
+replicas: with a node a partition loses as much as a node can hold of the model, or all that it has of it. The latter,
+too, where nothing keeps replicas off the same node (`planner.lost_together`).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Loss:
     words: str
     pools: frozenset[PoolKey]
     node: bool = False
-    """Only one node of the one pool."""
+    """Only one node of the one pool, and what its devices can hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,9 @@ def losses(kind: LossKind, pools: Iterable[Pool]) -> list[Loss]:
     """Every loss of that kind."""
     if kind == "node":
         return [
-            Loss(f"a node of {'/'.join(pool.key)}", frozenset({pool.key}), node=pool.nodes > 1)
+            Loss(
+                f"a node of {'/'.join(pool.key)}", frozenset({pool.key}), node=pool.nodes > 1 and not pool.shares_nodes
+            )
             for pool in sorted(pools, key=lambda pool: pool.key)
         ]
     together: dict[str, set[PoolKey]] = {}

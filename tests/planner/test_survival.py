@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from fabrictool.planner.explaining.explain import reasons
 from fabrictool.planner.problem import Level, ModelNeed
 from fabrictool.planner.solvers.exact import ExactSolver
 from fabrictool.planner.stages import values_of
@@ -196,3 +197,22 @@ def test_what_a_plan_promises_no_choice_of_the_scheduler_breaks(seed):
         assert max(hits) <= promised + 1e-6
         known = values_of(solution)
         assert sum(hits) <= known.get("survived", math.inf) + 2e-3, "it is no worse than the program thinks"
+
+
+def test_a_price_of_devices_says_what_more_of_them_would_keep_after_losses():
+    a, b = pool("a", nodes=2), pool("b", nodes=1)
+    instance = problem([a_need(2.5 * MOST, 9, "partition")], [option("m", a), option("m", b)], [a, b])
+    sentences = reasons(instance, solve(instance), "")
+    assert any("one x more in a/p" in text and "req/s more served after losses" in text for text in sentences), (
+        sentences
+    )
+
+
+def test_where_nothing_keeps_replicas_apart_a_node_is_as_much_as_all_of_them():
+    """As of jobs without accelerators, which a scheduler puts beside each other."""
+    a, b = replace(pool("a", nodes=9), shares_nodes=True), pool("b", nodes=9, price=3.0)
+    options = [option("m", a), option("m", b)]
+    instance = problem([a_need(2 * MOST, 9, "node")], [option("m", a)], [a], objective=("cost",))
+    loss, unserved = worst_loss(instance, instance.needs[0], {0: 9})
+    assert (loss.words, unserved) == ("a node of a/p", pytest.approx(2 * MOST))
+    assert placed(problem([a_need(MOST, 9, "node")], options, [a, b], objective=("cost",))) == {"a": 1, "b": 1}

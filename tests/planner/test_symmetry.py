@@ -93,6 +93,7 @@ def test_blocks_are_dealt_out_node_by_node():
         {"devices_per_node": 2},
         {"stable": False},
         {"whole_nodes": True},
+        {"shares_nodes": True},
         {"device": "y"},
     ],
 )

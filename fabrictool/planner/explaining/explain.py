@@ -64,6 +64,7 @@ def reasons(problem: PlacementProblem, solution: Solution, currency: str) -> tup
         unit = {
             "fairness": "less of the largest share that anybody lacks",
             "served": "req/s more served",
+            "survived": "req/s more served after losses, all losses together",
             "slo": "req/s fewer that miss the SLO",
             "excess": "req/s less over the SLO, each by its distance",
             "quality": "req/s less behind the first variant",
