@@ -60,7 +60,7 @@ class OpenLoop:
         first = end = None
         replica = trouble = text = ""
         with self.bed.sockets_in("op"):
-            connection = http.client.HTTPConnection(self.address, self.port, timeout=60)
+            connection = http.client.HTTPConnection(self.address, self.port, timeout=20)
             try:
                 connection.request("POST", "/v1/completions", json.dumps(body), headers)
                 answer = connection.getresponse()

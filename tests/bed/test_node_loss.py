@@ -93,6 +93,7 @@ def attainment(answers):
     return sum(answer.attains(TTFT_S, E2E_S) for answer in answers) / len(answers)
 
 
+@pytest.mark.extended
 def test_a_reserve_that_was_planned_serves_on_when_a_node_goes(bed, losing):
     fed = losing("reserve")
     write(fed, survive=True)
@@ -122,6 +123,7 @@ def test_a_reserve_that_was_planned_serves_on_when_a_node_goes(bed, losing):
     assert {action["kind"] for action in fed.plan()["actions"]} == {"keep"}
 
 
+@pytest.mark.extended
 def test_without_it_the_same_loss_leaves_the_demand_unserved(losing):
     fed = losing("bare")
     write(fed, survive=False)
