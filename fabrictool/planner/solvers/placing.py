@@ -60,6 +60,8 @@ NODES = (30, 1_000, 20_000)
 """Of its tries, where all options take part: each begins anew, so each is so much larger than the one before."""
 NEAR = 0.1
 """What runs is begun with where it is within so much of the relaxation rounded, in the first stage that differs."""
+SHORT = 0.01
+"""The share of the demand that may be unserved there without another beginning being tried."""
 AGAIN = 0.008
 """Relative gap beyond which another try is worth its time."""
 CORE_NODES = (1,)
@@ -222,7 +224,7 @@ class PlacementSearch:
         if change is None:
             return False
         name, more = change
-        return -more > NEAR * max(values.get(name, 0.0), NEAR * demand(self._problem, name))
+        return -more > max(NEAR * values.get(name, 0.0), SHORT * demand(self._problem, name))
 
     def _loaded(self, name: str) -> tuple[Formulation, ProgramSolution] | None:
         """The counts as they are, with the loads that are best for this stage."""
