@@ -56,6 +56,11 @@ def json_schema(kind: SchemaKind) -> JsonSchemaValue:
     model = models.get(kind, Blueprint)
     schema = model.model_json_schema(mode="validation", schema_generator=_Generate)
     schema = copy.deepcopy(schema)
+    if "HourlyAmounts" in schema["$defs"]:
+        hours = schema["$defs"]["HourlyAmounts"]
+        schema["$defs"]["HourlyAmounts"] = {
+            "anyOf": [hours["properties"]["week"] | {"description": "A day or a week."}, hours]
+        }
     if "Length" in schema["$defs"]:
         # A length that is only its mean is written as text: `input: 64 tok`.
         length = schema["$defs"]["Length"]

@@ -11,13 +11,16 @@ import typer
 
 from fabrictool.cli import completing
 from fabrictool.cli.options import (
+    AtOption,
     BlueprintOption,
+    HorizonOption,
     InventoryOption,
     JsonOption,
     KeyOption,
     OverlayOption,
     PolicyOption,
     ScenarioOption,
+    StepOption,
     YesOption,
     seconds,
 )
@@ -119,6 +122,9 @@ def plan(
             " and one of latency, slo (load that misses it), such as cost,slo.",
         ),
     ] = None,
+    horizon: HorizonOption = None,
+    step: StepOption = None,
+    at: AtOption = None,
     why_not: Annotated[
         list[str] | None,
         typer.Option(
@@ -189,28 +195,28 @@ def plan(
     limit = search_limit(budget, work)
     _refuse("--observed, --root and --max-age need --offline", (observed_file or root or max_age) and not offline)
     _refuse("either --offline or --assume-empty", offline and assume_empty)
-    source = Source(blueprint, inventory, overlay, scenario, planned=not (what_if or pareto))
-    if pareto is not None:
+    source = Source(blueprint, inventory, overlay, scenario, planned=not (what_if or pareto or horizon))
+    _refuse("--step and --at need --horizon", (step or at) and not horizon)
+    if pareto is not None or horizon is not None:
+        name = "--pareto" if pareto is not None else "--horizon"
+        of_a_plan = out or plot or chart or render or explain or why_not or policy or detailed_exitcode
         _refuse(
-            "--pareto makes no plan: no --what-if, --out, --plot, --chart, --render, --explain, --why-not, --policy,"
+            f"{name} makes no plan: no --what-if, --out, --plot, --chart, --render, --explain, --why-not, --policy,"
             " --solver or --detailed-exitcode with it",
-            what_if
-            or out
-            or plot
-            or chart
-            or render
-            or explain
-            or why_not
-            or policy
-            or solver != "exact"
-            or detailed_exitcode,
+            what_if or of_a_plan or solver != "exact",
         )
-        from fabrictool.cli.pareto import show_front
+        _refuse("either --pareto or --horizon", pareto is not None and horizon is not None)
         from fabrictool.cli.planning import evidence_of
 
         meant = bundle_meant(source, observed_file, root, max_age) if offline else None
         seen = partial(evidence_of, source, meant, assume=assume_empty)
-        return show_front(pareto, source, seen, limit, seed, as_json=as_json)
+        if horizon is not None:
+            from fabrictool.cli.horizon import Span, show_horizon
+
+            return show_horizon(source, seen, limit, seed, Span.of(horizon, step, at), as_json=as_json)
+        from fabrictool.cli.pareto import show_front
+
+        return show_front(pareto or "", source, seen, limit, seed, as_json=as_json)
     if what_if:
         _refuse(
             "--what-if makes no plan: no --out, --plot, --chart, --render, --explain, --why-not, --policy, --offline,"

@@ -59,3 +59,22 @@ PolicyOption = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="File of review rules that the plan must keep; a denial exits with 6."),
 ]
+HorizonOption = Annotated[
+    float | None,
+    typer.Option(
+        parser=seconds(900, 28 * 86400),
+        metavar="DURATION",
+        help="Show what would run in each step of so long, by hours of demand and price, instead of making a plan:"
+        " 24h, 7d.",
+    ),
+]
+StepOption = Annotated[
+    float | None,
+    typer.Option(
+        parser=seconds(900, 7 * 86400), metavar="DURATION", help="Length of a step of --horizon; default: 1h."
+    ),
+]
+AtOption = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="When --horizon begins, such as 2026-12-01T08:00:00Z; default: now."),
+]

@@ -6,12 +6,14 @@ Longer than most modules: it is the format, and its reference page is written fr
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from fabrictool.base import units
 from fabrictool.catalog import model as catalogued_model
 from fabrictool.domain.architectures import Architecture, ModelId  # noqa: TC001 - pydantic reads the annotation
+from fabrictool.domain.hours import HourlyAmounts  # noqa: TC001 - pydantic reads the annotation
 from fabrictool.domain.limits import Limit  # noqa: TC001 - pydantic reads the annotation
 from fabrictool.domain.quantities import (
     Attainment,
@@ -138,7 +140,14 @@ class Demand(Document):
     the mean: counted in the trace, or by the chance that `rate` and `cv` declare."""
     window: Annotated[Duration, Field(ge=1, le=86400)] | None = None
     """Over which the demand is counted for `quantile`; absent: ``5m``."""
+    hours: HourlyAmounts | None = None
+    """How `rate` differs by hour, such as requests of each hour of a day, for ``plan --horizon``; absent: it is the
+    same in all."""
+    begins: Instant | None = None
+    """When the first request of `trace` came, such as ``2026-11-02T08:00:00Z``: the trace's hours are then taken for
+    those of a day, and from a week on for those of a week."""
 
+    _factors: tuple[float, ...] = PrivateAttr(())
     _windows: tuple[float, ...] = PrivateAttr(())
     _mean: float = PrivateAttr(0.0)
 
@@ -155,6 +164,17 @@ class Demand(Document):
     def mean(self) -> float:
         """Requests/s before the quantile took its place."""
         return self._mean
+
+    @property
+    def factors(self) -> tuple[float, ...]:
+        """Of the mean, for each hour of a week in the blueprint's timezone; none: it is the same in all."""
+        return self._factors if self.hours is None else self.hours.factors
+
+    def by_hours(self, factors: tuple[float, ...]) -> Demand:
+        """The same, with the hours of its trace."""
+        recorded = self.model_copy()
+        recorded._factors = factors  # noqa: SLF001 - its own
+        return recorded
 
     def at_quantile(self, rate: Rate, cv: float | None, windows: tuple[float, ...]) -> Demand:
         """The same, planned for `rate`, which is that quantile of the windows."""
@@ -181,6 +201,16 @@ class Demand(Document):
             raise problem("FT1121", f"the demand lacks {text}", "give rate, input and output, or a trace")
         if self.window is not None and self.quantile is None:
             raise problem("FT1297", "`window` without `quantile`: the mean is the same in all", "write `quantile`")
+        if self.begins is not None and self.trace is None:
+            raise problem(
+                "FT1298", "`begins` without `trace`: nothing begins then", "write `hours`, or remove `begins`"
+            )
+        if self.hours is not None and self.trace is not None:
+            hint = "say when the trace `begins`, or remove `hours`"
+            raise problem("FT1298", "a trace has hours of its own, and `hours` says others", hint)
+        if self.hours is not None and self.quantile is not None:
+            hint = "keep `hours` for `plan --horizon`, or `quantile` for one plan that is to hold most of the time"
+            raise problem("FT1298", "`quantile` is of a demand that is the same in all hours, and `hours` differ", hint)
         if self.quantile is not None and not LEAST_QUANTILE <= float(self.quantile) < 1.0:
             raise problem("FT1297", f"`quantile` is {self.quantile}", "from 50% to below 100%, such as `95%`")
         return self
@@ -802,6 +832,8 @@ class Blueprint(Document):
     """How gateways pick a replica."""
     state: StateBackend | None = None
     """Where the state is kept; absent: on the machine from which the fabric is applied."""
+    timezone: Text = "UTC"
+    """In which `hours` are meant, such as ``Europe/Zurich``."""
     objective: Annotated[tuple[Objective, ...], Field(min_length=1)] = ("slo", "cost", "energy")
     """What to optimise, most important first; ``moves``: replicas started or stopped; ``quality``: load on variants
     behind a model's first, which comes after ``slo`` where it is not named. ``fairness``, in any place: where not all
@@ -813,6 +845,20 @@ class Blueprint(Document):
     """What the fabric may use and spend at most, by a name of yours, beside what the inventory's `limits` grant."""
     scenarios: dict[Name, dict[str, Any]] = Field(default_factory=dict)
     """Named changes for what-if runs: keys of a blueprint, and ``inventory`` with changes by cluster."""
+
+    @property
+    def zone(self) -> ZoneInfo:
+        return ZoneInfo(self.timezone)
+
+    @field_validator("timezone")
+    @classmethod
+    def _known_zone(cls, name: str) -> str:
+        try:
+            ZoneInfo(name)
+        except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+            hint = "a name of the tz database, such as Europe/Zurich or UTC"
+            raise problem("FT1298", f"the timezone `{name}` is not known here", hint) from error
+        return name
 
     @property
     def written_gateways(self) -> dict[str, Gateway]:

@@ -9,6 +9,7 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from fabrictool.base import units
 from fabrictool.domain.egress import Egress  # noqa: TC001 - pydantic needs it at run time
+from fabrictool.domain.hours import HourlyAmounts  # noqa: TC001 - pydantic needs it at run time
 from fabrictool.domain.limits import Limit  # noqa: TC001 - pydantic needs it at run time
 from fabrictool.domain.quantities import (
     Bandwidth,
@@ -286,6 +287,8 @@ class Partition(Document):
     """``scavenger`` capacity may be taken away at any time."""
     price: Price | None = None
     """Of one node."""
+    price_hours: HourlyAmounts | None = None
+    """How `price` differs by hour, for ``plan --horizon``; absent: it is the same in all."""
     power: Power | None = None
     """Of one node under load; absent: the catalogue's figure for its devices."""
     link: Name | None = None

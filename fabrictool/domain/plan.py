@@ -412,7 +412,7 @@ def decode_plan(data: bytes) -> Plan:
 LATER: dict[str, tuple[str, ...]] = {
     "": ("variants",),
     "parallelism": ("dp",),
-    "demand": ("groups", "quantile", "window"),
+    "demand": ("groups", "quantile", "window", "hours", "begins"),
     "slo": ("band",),
 }
 """By part of a model: fields that came after digests were kept."""
@@ -424,6 +424,8 @@ def inputs_digest(blueprint: Blueprint, inventory: Inventory) -> str:
     What says nothing of fields that came later has the digest that it had before there were such: plans stay good.
     """
     left_out = {name for name in ("architectures", "limits") if not getattr(blueprint, name)}
+    if blueprint.timezone == "UTC":
+        left_out.add("timezone")
     wanted = blueprint.model_dump(mode="json", exclude=left_out)
     models = wanted["models"].values()
     for part in (wanted["defaults"], *models, *(beside for model in models for beside in model["companions"].values())):
@@ -432,6 +434,10 @@ def inputs_digest(blueprint: Blueprint, inventory: Inventory) -> str:
     there = inventory.model_dump(
         mode="json", exclude={"calibrations"} if inventory.limits else {"calibrations", "limits"}
     )
+    for cluster in there["clusters"].values():
+        for partition in cluster["partitions"].values():
+            if not partition["price_hours"]:
+                del partition["price_hours"]
     return digest([wanted, there, *inventory.calibrated])
 
 

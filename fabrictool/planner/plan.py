@@ -33,6 +33,7 @@ from fabrictool.planner.lost_together import unkept_losses
 from fabrictool.planner.readset import ABSENT, read_set
 from fabrictool.planner.situation import placed_option, situation_of
 from fabrictool.planner.succession import successions, successors
+from fabrictool.planner.uncertain import busiest_hours
 from fabrictool.planner.units import wanted_units
 from fabrictool.planner.work import units
 
@@ -129,6 +130,7 @@ def plan(
             *unserved_groups(blueprint, inventory, placement, node_loss=options.node_loss),
             *unkept_losses(blueprint, inventory, placement, forecast),
             *_without_hours(blueprint),
+            *busiest_hours(blueprint, problem, solution),
             *_open_networks(wanted.values()),
             *_ending_providers(evidence, now),
             *_unread_keys(blueprint, keys),
@@ -249,7 +251,10 @@ def _without_hours(blueprint: Blueprint) -> list[str]:
         f"{name}: of demand.trace its mean rate, its lengths and its bursts (cv {model.demand.cv or 1.0:g}) are planned"
         " for, not its busiest hours"
         for name, model in sorted(blueprint.models.items())
-        if model.demand is not None and model.demand.trace is not None and model.demand.quantile is None
+        if model.demand is not None
+        and model.demand.trace is not None
+        and model.demand.quantile is None
+        and not model.demand.factors
     ]
 
 

@@ -13,17 +13,19 @@ import random
 from typing import TYPE_CHECKING
 
 from fabrictool.base.canonical import tidy
+from fabrictool.domain.hours import DAY
 from fabrictool.domain.plan import DemandForecast
 from fabrictool.planner.survival import SIDES, after_loss
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from fabrictool.domain.blueprint import Blueprint, Demand
     from fabrictool.planner.problem import Option, PlacementProblem, Solution
 
 SAMPLES = 1000
 """Windows that are drawn for all models together."""
+DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 NINE_OF_TEN = 1.645
 """Standard deviations to each side of a normal distribution's mean that hold so much of it."""
 EXACT = 1e-6
@@ -36,7 +38,7 @@ def windows_of(
     """In how many windows of its demand a model is served, and within the SLO; None: it is planned by its mean."""
     if demand is None or demand.quantile is None or not demand.windows or demand.rate is None:
         return None
-    within, most = _room(problem, solution, model, after_loss), _room(problem, solution, model, _most)
+    within, most = room_of(problem, solution, model, after_loss), room_of(problem, solution, model, most_of)
     rates, number = demand.windows, len(demand.windows)
     planned, counted = float(demand.rate), demand.trace is not None
     low, high = _interval(rates, float(demand.quantile)) if counted else (planned, planned)
@@ -67,7 +69,7 @@ def together(blueprint: Blueprint, problem: PlacementProblem, solution: Solution
         if demand is None or not demand.windows:
             continue
         source = (demand.trace or need.model, len(demand.windows), demand.window_s)
-        sources.setdefault(source, []).append((_room(problem, solution, need.model, after_loss), demand.windows))
+        sources.setdefault(source, []).append((room_of(problem, solution, need.model, after_loss), demand.windows))
     if sum(map(len, sources.values())) < 2:
         return None
     holding = 0
@@ -78,7 +80,7 @@ def together(blueprint: Blueprint, problem: PlacementProblem, solution: Solution
     return holding / SAMPLES
 
 
-def _room(problem: PlacementProblem, solution: Solution, model: str, of_each: Callable[[Option], float]) -> float:
+def room_of(problem: PlacementProblem, solution: Solution, model: str, of_each: Callable[[Option], float]) -> float:
     """Requests/s that the placed replicas of a model take; both halves of pairs have to."""
     mine = [(problem.options[i], k) for i, k in solution.counts.items() if problem.options[i].model == model]
     return min(
@@ -87,9 +89,29 @@ def _room(problem: PlacementProblem, solution: Solution, model: str, of_each: Ca
     )
 
 
-def _most(option: Option) -> float:
+def most_of(option: Option) -> float:
     """Requests/s that a replica is planned for at most."""
     return option.levels[-1].rate
+
+
+def busiest_hours(blueprint: Blueprint, problem: PlacementProblem, solution: Solution) -> Iterator[str]:
+    """Of models whose demand differs by hour: what their replicas cannot do in the hour that asks for most."""
+    for need in problem.needs:
+        demand = blueprint.models[need.model].demand
+        if demand is None or not demand.factors:
+            continue
+        mean = demand.mean if demand.windows else need.rate
+        factor = max(demand.factors)
+        at, rate = demand.factors.index(factor), mean * factor
+        if rate <= need.rate * (1 + EXACT):
+            continue
+        within = room_of(problem, solution, need.model, after_loss)
+        most = room_of(problem, solution, need.model, most_of)
+        lost, late = max(0.0, rate - most), max(0.0, min(rate, most) - within)
+        lacks = [f"{lost:.3g} cannot be served"] * (lost > EXACT) + [f"{late:.3g} miss the SLO"] * (late > EXACT)
+        outcome = f", of which {' and '.join(lacks)}" if lacks else ", which can be served"
+        hour = f"{DAYS[at // DAY]} {at % DAY:02}:00"
+        yield f"{need.model}: in its busiest hour ({hour}) {rate:.3g} req/s are asked for{outcome}"
 
 
 def _interval(rates: Sequence[float], quantile: float) -> tuple[float, float]:

@@ -18,12 +18,14 @@ from fabrictool.workload.windows import (
     declared_rates,
     fewest_windows,
     gap_cv_inside,
+    hour_factors,
     quantile_rate,
     window_rates,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from datetime import tzinfo
     from pathlib import Path
 
     from fabrictool.base.errors import Place
@@ -72,7 +74,7 @@ def with_traces(blueprint: Blueprint, folder: Path, place: Callable[[str], Place
         try:
             if path not in read:
                 read[path] = read_trace(path).renamed(blueprint.adapted)
-            return _recorded(demand, name, read[path])
+            return _recorded(demand, name, read[path], blueprint.zone)
         except FabrictoolError as error:
             message = f"{name}: {'; '.join(problem.message for problem in error.problems)}"
             problems.append(Problem("FT1127", message, place(of), error.problems[0].hint))
@@ -90,7 +92,7 @@ def with_traces(blueprint: Blueprint, folder: Path, place: Callable[[str], Place
     return blueprint.model_copy(update={"models": models})
 
 
-def _recorded(demand: Demand, name: str, trace: Trace) -> Demand:
+def _recorded(demand: Demand, name: str, trace: Trace, zone: tzinfo) -> Demand:
     """Those of its requests that name the model; all, where none names any."""
     mine = trace if trace.models == ("",) else trace.of_model(name)
     if len(mine) < FEWEST or not mine.rate:
@@ -102,6 +104,8 @@ def _recorded(demand: Demand, name: str, trace: Trace) -> Demand:
         )
     lengths = {"input": _length(mine.prompt), "output": _length(mine.output)}
     recorded = demand.model_copy(update={"rate": Rate(mine.rate), "cv": _two_digits(gap_cv(mine)), **lengths})
+    if demand.begins is not None:
+        recorded = recorded.by_hours(hour_factors(mine, float(demand.begins), zone))
     if demand.quantile is None:
         return recorded
     quantile, rates = float(demand.quantile), window_rates(mine, demand.window_s)

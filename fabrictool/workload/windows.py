@@ -9,11 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fabrictool.domain.hours import DAY, WEEK, hour_of_week
+
 if TYPE_CHECKING:
+    from datetime import tzinfo
+
     from fabrictool.workload.trace import Trace
 
     Floats = np.ndarray[Any, np.dtype[np.float64]]
 
+HOUR_S = 3600.0
 SAMPLES = 1000
 """Windows of a declared demand."""
 
@@ -96,3 +101,19 @@ def declared_quantile(rate: float, cv: float, seconds: float, quantile: float) -
         low, high = (low, middle) if ends(middle) >= seconds else (middle + 1, high)
     # That was from a request on; of a window that begins anywhere the mean is the rate's.
     return max(0.0, low - (cv**2 - 1.0) / 2.0) / seconds
+
+
+def hour_factors(trace: Trace, begins: float, zone: tzinfo) -> tuple[float, ...]:
+    """Of the mean, for each hour of a week, where the trace is a day long at least, else none.
+
+    Hours that were seen several times count with their mean; those of a trace of less than a week are every day's.
+    """
+    rates = window_rates(trace, HOUR_S)
+    if len(rates) < DAY:
+        return ()
+    period = WEEK if len(rates) >= WEEK else DAY
+    # From the middle of each, which lies in the hour that has most of it.
+    hours = [hour_of_week(begins + (i + 0.5) * HOUR_S, zone) % period for i in range(len(rates))]
+    sums = np.bincount(hours, weights=rates, minlength=period)
+    means = sums / np.maximum(np.bincount(hours, minlength=period), 1)
+    return tuple((np.tile(means, WEEK // period) / means.mean()).tolist()) if means.any() else ()

@@ -301,3 +301,31 @@ def test_a_front_is_printed_and_makes_no_plan(fabric, capsys):
         assert "--pareto makes no plan" in capsys.readouterr().err
     assert main(["plan", "-b", str(fabric), "--pareto", "cost", "--assume-empty"]) == 64
     assert "FT2031" in capsys.readouterr().err
+
+
+def test_a_horizon_is_printed_and_makes_no_plan(fabric, capsys):
+    written = fabric.read_text("utf-8")
+    hours = ", hours: [" + ", ".join(["1"] * 12 + ["3"] * 12) + "]"
+    demand = "{rate: 1 req/s, input: 500 tok, output: 100 tok"
+    fabric.write_text(written.replace(demand, demand + hours), "utf-8")
+    asked = ["plan", "-b", str(fabric), "--assume-empty", "--horizon", "24h", "--step", "6h"]
+    assert main([*asked, "--at", "2026-12-01T00:00:00Z"]) == 0
+    captured = capsys.readouterr()
+    assert "Tue 01 Dec 18:00" in captured.out
+    assert all(len(line) <= 80 for line in captured.out.splitlines())
+    assert "nothing is applied" in captured.err
+    assert main([*asked, "--at", "2026-12-01T00:00:00Z", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    rates = [step["rates"] for step in told["steps"]]
+    assert {round(rates[2][name] / rates[1][name], 3) for name in rates[0]} >= {3.0}
+    total = sum(step["running"] + step["moving"] for step in told["steps"])
+    assert total == pytest.approx(told["schedule"]["running"] + told["schedule"]["moving"], abs=1e-4)
+    for more in (["--what-if", "rate.m*=2"], ["-o", "plan.json"], ["--solver", "cp"], ["--explain"]):
+        assert main([*asked, *more]) == 64
+        assert "--horizon makes no plan" in capsys.readouterr().err
+    assert main([*asked, "--pareto", "cost,energy"]) == 64
+    assert main([*asked, "--at", "soon"]) == 64
+    assert main(["plan", "-b", str(fabric), "--step", "1h"]) == 64
+    capsys.readouterr()
+    assert main([*asked[:-2], "--step", "16m"]) == 64
+    assert "FT2032" in capsys.readouterr().err

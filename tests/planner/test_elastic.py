@@ -271,13 +271,15 @@ def test_gateways_weigh_it_apart_and_know_all_its_places(tmp_path):
 
 def test_blueprints_without_it_have_the_digest_that_they_had(tmp_path):
     there = loaded(tmp_path)
-    document = there.blueprint.model_dump(mode="json", exclude={"architectures", "limits"})
+    document = there.blueprint.model_dump(mode="json", exclude={"architectures", "limits", "timezone"})
     for parallelism in (document["models"]["m"]["parallelism"], document["defaults"]["parallelism"]):
         assert parallelism.pop("dp") is None
     assert document["models"]["m"].pop("variants") == []
-    newer = ("quantile", "window", "groups")
-    assert [document["models"]["m"]["demand"].pop(name) for name in newer] == [None, None, None]
+    newer = ("quantile", "window", "groups", "hours", "begins")
+    assert [document["models"]["m"]["demand"].pop(name) for name in newer] == [None] * 5
     inventory = there.inventory.model_dump(mode="json", exclude={"calibrations", "limits"})
+    for cluster in inventory["clusters"].values():
+        assert all(partition.pop("price_hours") is None for partition in cluster["partitions"].values())
     assert inputs_digest(there.blueprint, there.inventory) == digest([document, inventory])
     pinned = loaded(tmp_path, rules="parallelism: {dp: 2}")
     assert inputs_digest(pinned.blueprint, there.inventory) != digest([document, inventory])

@@ -2,7 +2,9 @@
 
 import gzip
 import random
+from datetime import UTC
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from fabrictool.workload.windows import (
     declared_rates,
     fewest_windows,
     gap_cv_inside,
+    hour_factors,
     quantile_rate,
     rank_of,
     window_rates,
@@ -183,3 +186,40 @@ def test_what_cannot_be_is_said(tmp_path, text, code):
     with pytest.raises(FabrictoolError) as caught:
         demand_of(tmp_path, text)
     assert [problem.code for problem in caught.value.problems] == [code]
+
+
+def hourly(days, *, weekend=1.0):
+    """Requests of whole days from a Monday's 06:00 on: four times as many from 08:00 to 09:00."""
+    times = []
+    for hour in range(24 * days):
+        number = (40 if (hour + 6) % 24 == 8 else 10) * (weekend if (hour + 6) // 24 % 7 >= 5 else 1.0)
+        times += [hour * 3600.0 + i * 3600.0 / number for i in range(int(number))]
+    return [*times, 24 * days * 3600.0]
+
+
+MONDAY = 1793599200.0
+"""2026-11-02 06:00 UTC."""
+
+
+def test_a_trace_has_the_hours_of_a_day_and_from_a_week_on_of_a_week():
+    day = hour_factors(a_trace(hourly(1)), MONDAY, UTC)
+    assert day == pytest.approx([(40 if hour % 24 == 8 else 10) / (270 / 24) for hour in range(168)])
+    week = hour_factors(a_trace(hourly(15, weekend=0.5)), MONDAY, UTC)
+    assert sum(week) / 168 == pytest.approx(1.0)
+    assert week[8] == pytest.approx(4 * week[9]) == pytest.approx(8 * week[5 * 24 + 9])
+    tokyo = hour_factors(a_trace(hourly(1)), MONDAY, ZoneInfo("Asia/Tokyo"))
+    assert tokyo.index(max(tokyo)) == 17
+    assert hour_factors(a_trace(hourly(1)[:-60]), MONDAY, UTC) == (), "no whole day"
+
+
+def test_a_blueprint_takes_the_hours_of_its_trace_once_it_is_said_when_it_begins(tmp_path):
+    rows = "".join(f"{at:.3f},100,10\n" for at in hourly(1))
+    (tmp_path / "day.csv").write_text("t,in,out\n" + rows, "utf-8")
+    assert demand_of(tmp_path, "trace: day.csv")[0].factors == ()
+    its, *_ = demand_of(tmp_path, 'trace: day.csv, begins: "2026-11-02T06:00:00Z"')
+    assert its.factors.index(max(its.factors)) == 8
+    both, *_ = demand_of(tmp_path, 'trace: day.csv, begins: "2026-11-02T06:00:00Z", quantile: 90%')
+    assert both.factors == its.factors
+    assert float(both.rate) > both.mean
+    short, *_ = demand_of(tmp_path, 'trace: t.csv, begins: "2026-11-02T06:00:00Z"')
+    assert short.factors == (), "an hour says nothing of a day"

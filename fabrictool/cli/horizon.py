@@ -1,0 +1,221 @@
+"""``plan --horizon``: what would run in each step of the next hours, and what that comes to."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from fabrictool.base.clock import duration_text
+from fabrictool.base.units import Instant, UnitError
+from fabrictool.cli.output import data, json_data, say, table
+from fabrictool.cli.solve_watch import SearchClock
+from fabrictool.planner.horizon import HOUR_S, planned, steps_of
+from fabrictool.planner.solvers.exact import ExactSolver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from datetime import tzinfo
+
+    from fabrictool.cli.planning import SearchLimit
+    from fabrictool.cli.source import Source
+    from fabrictool.domain.evidence import Evidence
+    from fabrictool.planner.horizon import Horizon, PlacedStep, Schedule, Step
+    from fabrictool.planner.problem import PlacementProblem, Solution
+
+SHORTEST_S = 0.2
+"""Of one search, also after the budget: each step needs a placement."""
+FOR_PLACEMENTS = 0.7
+"""Share of the budget; the rest is for the way through them."""
+PATIENCE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The time that is planned for."""
+
+    seconds: float
+    step_s: float
+    begin: float | None = None
+    """Seconds since 1970; None: now."""
+
+    @classmethod
+    def of(cls, seconds: float, step_s: float | None, at: str | None) -> Span:
+        """As the options say it; raises BadParameter."""
+        try:
+            begin = None if at is None else float(Instant.parse(at))
+        except UnitError as error:
+            raise typer.BadParameter(f"{error.message}: {error.hint}", param_hint="--at") from error
+        return cls(seconds, HOUR_S if step_s is None else step_s, begin)
+
+
+class _Searches:
+    """Each has an even part of what is left of budget and work."""
+
+    def __init__(self, limit: SearchLimit, seed: int, number: int) -> None:
+        self._limit, self._seed, self._number, self._done = limit, seed, number, 0
+        self._began = time.monotonic()
+        self._clock = SearchClock(keeps=False, budget_s=limit.budget_s)
+
+    def more(self) -> bool:
+        return self._clock.left_s() > 0.0
+
+    def solve(self, problem: PlacementProblem) -> Solution:
+        left = max(1, self._number - self._done)
+        until = time.monotonic() + max(SHORTEST_S, FOR_PLACEMENTS * self._clock.left_s() / left)
+        solver = ExactSolver(lambda: until - time.monotonic())
+        *_, solution = solver.solve(problem, deadline_s=self._limit.work_s / self._number, seed=self._seed)
+        self._done += 1
+        passed = time.monotonic() - self._began
+        if sys.stderr.isatty() and passed > PATIENCE_S:
+            say(f"{passed:4.0f} s  {self._done} of {self._number} placements at most")
+        return solution
+
+
+# Wide: what the command was given.
+def show_horizon(
+    source: Source,
+    evidence_of: Callable[[], Evidence],
+    limit: SearchLimit,
+    seed: int,
+    span: Span,
+    *,
+    as_json: bool,
+) -> int:
+    """Plan each step and print it; returns the exit code. Raises UsageError FT2032, InfeasibleError FT200x."""
+    from fabrictool.planner.plan import currency_of
+    from fabrictool.planner.situation import situation_of
+
+    begin = span.begin if span.begin is not None else time.time()
+    begin -= begin % min(span.step_s, HOUR_S)
+    situation = situation_of(source.blueprint, source.inventory, evidence_of().within(source.inventory), begin)
+    steps = steps_of(situation, begin, span.step_s, math.ceil(span.seconds / span.step_s))
+    searches = _Searches(limit, seed, 2 * len(steps) + 1)
+    horizon = planned(steps, situation.current, searches.solve, searches.more)
+    currency = currency_of(source.inventory) if steps[0].money else "kWh"
+    if as_json:
+        json_data(document(horizon, currency))
+        return 0
+    data(text(horizon, currency, source.blueprint.zone))
+    for line in _notes(source, steps):
+        say(line)
+    return 0
+
+
+def text(horizon: Horizon, currency: str, zone: tzinfo) -> str:
+    """A line for each step, then what it comes to beside other ways of doing it; within 80 columns."""
+    rows = [_row(step, part, zone) for step, part in zip(horizon.steps, horizon.schedule.parts, strict=True)]
+    headings = ["step", "req/s", "replicas", "starts", "stops", currency, "served", "within SLO"]
+    lines = [table(headings, rows, columns=80), "", *_away(horizon.steps, zone)]
+    others = [("step by step, not looking ahead", horizon.greedy)]
+    others += [] if horizon.peak is None else [("one placement for the peak", horizon.peak)]
+    ways = [("this schedule", horizon.schedule), *others]
+    compared = [
+        [name, f"{way.running + way.switching:,.2f}", f"{way.switching:,.2f}", _lost(way.unserved), _lost(way.misses)]
+        for name, way in ways
+    ]
+    headings = ["in all", currency, "of it moving", "unserved", "miss SLO"]
+    lines.append(table(headings, compared, columns=80))
+    return "\n".join(lines)
+
+
+def _time(seconds: float, zone: tzinfo) -> str:
+    return f"{datetime.fromtimestamp(seconds, zone):%a %d %b %H:%M}"
+
+
+def _away(steps: Sequence[Step], zone: tzinfo) -> list[str]:
+    """Where nothing runs for maintenance, and in how many steps."""
+    lines = []
+    for place in sorted(frozenset().union(*(step.away for step in steps))):
+        begins = [step.begin for step in steps if place in step.away]
+        number = f"{len(begins)} step{'s'[: len(begins) != 1]}"
+        lines.append(f"maintenance: {'/'.join(place)} is away in {number} from {_time(begins[0], zone)} on")
+    return [*lines, ""] if lines else []
+
+
+def _row(step: Step, part: PlacedStep, zone: tzinfo) -> list[str]:
+    rate = step.rate
+    return [
+        _time(step.begin, zone),
+        f"{rate:.3g}",
+        str(part.replicas),
+        str(part.starts or "–"),
+        str(part.stops or "–"),
+        f"{part.running + part.switching:,.2f}",
+        _share(1.0 - part.unserved / rate if rate else 1.0),
+        _share(1.0 - (part.unserved + part.misses) / rate if rate else 1.0),
+    ]
+
+
+def _share(share: float) -> str:
+    """Rounded down: what is not all is never called 100%."""
+    return f"{math.floor(min(1.0, max(0.0, share)) * 1000 + 1e-6) / 10:g}%"
+
+
+def _lost(requests: float) -> str:
+    return f"{requests:,.0f}"
+
+
+def _notes(source: Source, steps: Sequence[Step]) -> list[str]:
+    demands = {name: model.demand for name, model in sorted(source.blueprint.models.items())}
+    even = [name for name, demand in demands.items() if demand is not None and not demand.factors]
+    by_mean = [name for name, its in demands.items() if its is not None and its.factors and its.quantile is not None]
+    notes = []
+    if even:
+        notes.append(f"the same demand in all hours (no `demand.hours`): {', '.join(even)}")
+    if by_mean:
+        notes.append(f"planned for each step's mean, not its `quantile`: {', '.join(by_mean)}")
+    length = duration_text(steps[0].seconds)
+    notes.append(f"steps of {length}, by the planner's tables, not replayed; a replica starts before the step it is in")
+    notes.append("nothing is applied; `--json` has the placement of each step")
+    return notes
+
+
+def document(horizon: Horizon, currency: str) -> dict[str, Any]:
+    """All of it as one JSON document."""
+    return {
+        "format_version": "1",
+        "type": "horizon",
+        "unit": currency,
+        "step_s": horizon.steps[0].seconds,
+        "steps": [_step_document(step, part) for step, part in zip(horizon.steps, horizon.schedule.parts, strict=True)],
+        "schedule": _totals(horizon.schedule),
+        "without_look_ahead": _totals(horizon.greedy),
+        "peak": None if horizon.peak is None else _totals(horizon.peak),
+    }
+
+
+def _totals(way: Schedule) -> dict[str, float]:
+    figures = {"running": way.running, "moving": way.switching, "unserved": way.unserved, "misses_slo": way.misses}
+    return {name: round(value, 6) for name, value in figures.items()}
+
+
+def _step_document(step: Step, part: PlacedStep) -> dict[str, Any]:
+    return {
+        "begin": f"{datetime.fromtimestamp(step.begin, UTC):%Y-%m-%dT%H:%M:%SZ}",
+        "rates": {need.model: round(need.rate, 6) for need in step.problem.needs},
+        "away": sorted("/".join(place) for place in step.away),
+        "replicas": {need.model: _of(part, need.model) for need in step.problem.needs},
+        "starts": part.starts,
+        "stops": part.stops,
+        "running": round(part.running, 6),
+        "moving": round(part.switching, 6),
+        "unserved_rate": part.unserved,
+        "misses_slo_rate": part.misses,
+        "placement": [_column(key, count) for key, count in part.placed],
+    }
+
+
+def _of(part: PlacedStep, model: str) -> int:
+    return sum(count for key, count in part.placed if key[0] == model)
+
+
+def _column(key: tuple[str, str, str, int, int, str], count: int) -> dict[str, Any]:
+    model, cluster, partition, tp, pp, phase = key
+    place = {"cluster": cluster, "partition": partition}
+    return {"model": model, **place, "tp": tp, "pp": pp, "phase": phase, "replicas": count}

@@ -1,0 +1,431 @@
+"""A plan for each step of some hours, so that what each leaves the next one counts.
+
+For every step there are several whole placements to choose from: the solver's own for that step, as the step before
+left it and from nothing, those of the other steps, what runs, and one for the busiest hour of each model. What each of
+them serves in each step is a linear program with its counts; the best way through them is found by dynamic
+programming over unserved requests, then requests that miss their SLO, then what running, starting and stopping come
+to. The same is then tried for each model while the others stay, and replicas that go and come back are kept where that
+is cheaper. As the way without a look ahead and the one
+placement for the peak are among those compared, no schedule is worse than them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from fabrictool.base.errors import InfeasibleError, UsageError
+from fabrictool.domain.hours import PIECE_S, factor_during
+from fabrictool.planner.build import pools_of
+from fabrictool.planner.fairness import FAIRNESS
+from fabrictool.planner.formulation import Formulation
+from fabrictool.planner.moving import DRAIN_S
+from fabrictool.planner.stages import in_order
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from fabrictool.planner.problem import Option, OptionKey, PlacementProblem, Pool, PoolKey, Solution
+    from fabrictool.planner.situation import Situation
+
+    Solve = Callable[[PlacementProblem], Solution]
+
+HOUR_S = 3600.0
+MOST_STEPS = 336
+MOST_TRIED = 5000
+"""Placements in steps; what was found until then is the answer."""
+LP_SECONDS = 60.0
+DUST = 4
+"""Digits of requests/s that count: less is the solver's rounding."""
+Placed = tuple[tuple["OptionKey", int], ...]
+"""Counts by option, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One part of the horizon, and the problem in it."""
+
+    begin: float
+    """Seconds since 1970."""
+    seconds: float
+    problem: PlacementProblem
+    """With nothing running."""
+    money: bool
+    """Whether prices are what running comes to; else it is energy, in kWh."""
+    away: frozenset[PoolKey] = frozenset()
+    """Under maintenance."""
+    gone: Mapping[OptionKey, Option] = field(default_factory=dict)
+    """Options that cannot be had in it, at their prices."""
+
+    @property
+    def rate(self) -> float:
+        """Requests/s of all models."""
+        return math.fsum(need.rate for need in self.problem.needs)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedStep:
+    """One step of a schedule."""
+
+    placed: Placed
+    unserved: float
+    """Requests/s."""
+    misses: float
+    """Requests/s that miss their SLO."""
+    running: float
+    """Money of the step, or kWh."""
+    switching: float
+    """The same, of what starts and stops at its beginning."""
+    starts: int
+    stops: int
+
+    @property
+    def replicas(self) -> int:
+        return sum(count for _, count in self.placed)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A placement for each step."""
+
+    parts: tuple[PlacedStep, ...]
+    seconds: float
+
+    @property
+    def unserved(self) -> float:
+        """Requests of the whole horizon."""
+        return math.fsum(part.unserved for part in self.parts) * self.seconds
+
+    @property
+    def misses(self) -> float:
+        return math.fsum(part.misses for part in self.parts) * self.seconds
+
+    @property
+    def running(self) -> float:
+        return math.fsum(part.running for part in self.parts)
+
+    @property
+    def switching(self) -> float:
+        return math.fsum(part.switching for part in self.parts)
+
+    @property
+    def value(self) -> tuple[float, float, float]:
+        """The less, the better, the first ones first."""
+        return (round(self.unserved, DUST), round(self.misses, DUST), round(self.running + self.switching, 6))
+
+
+@dataclass(frozen=True, slots=True)
+class Horizon:
+    """The schedule, beside what others would come to."""
+
+    steps: tuple[Step, ...]
+    schedule: Schedule
+    greedy: Schedule
+    """Each step planned from what the one before left, without a look ahead."""
+    peak: Schedule | None
+    """One placement all the time, for each model's busiest step; None: there is none that is possible in every step."""
+
+
+def steps_of(situation: Situation, begin: float, seconds: float, number: int) -> tuple[Step, ...]:
+    """The problems of a horizon: demand, prices and partitions as they are in each step.
+
+    Raises
+    ------
+    UsageError
+        FT2032 the steps are no such that a plan can be made for them.
+    """
+    if not 1 <= number <= MOST_STEPS or seconds < PIECE_S or seconds % PIECE_S:
+        message = f"{number} steps of {seconds / 60:g} minutes are no horizon"
+        hint = f"steps of 15 minutes or a multiple of them, {MOST_STEPS} at most, such as `--horizon 24h --step 1h`"
+        raise UsageError.of("FT2032", message, hint=hint)
+    base, _ = situation.build()
+    money = any(pool.price_per_node_hour for pool in pools_of(situation.inventory))
+    base = replace(base, current={}, objective=_objective(base, money=money))
+    return tuple(_step(situation, base, begin + i * seconds, seconds, money=money) for i in range(number))
+
+
+def _objective(problem: PlacementProblem, *, money: bool) -> tuple[str, ...]:
+    """Service comes first, then what it comes to: a latency better than wanted would leave all of it running."""
+    first = [name for name in problem.objective if name in (FAIRNESS, "slo", "quality")]
+    return tuple(dict.fromkeys([*first, "slo", "cost" if money else "energy", *problem.objective]))
+
+
+def _step(situation: Situation, base: PlacementProblem, begin: float, seconds: float, *, money: bool) -> Step:
+    zone, models = situation.blueprint.zone, situation.blueprint.models
+    end = begin + seconds
+    needs = []
+    away: set[PoolKey] = set()
+    priced: dict[PoolKey, Pool] = {}
+    for pool in pools_of(situation.inventory):
+        partition = situation.inventory.clusters[pool.cluster].partitions[pool.partition]
+        if any(float(window.begin) < end and float(window.end) > begin for window in partition.maintenance):
+            away.add(pool.key)
+        if partition.price_hours is not None:
+            factor = factor_during(partition.price_hours.factors, begin, seconds, zone)
+            priced[pool.key] = replace(pool, price_per_node_hour=pool.price_per_node_hour * factor)
+    for need in base.needs:
+        demand = models[need.model].demand
+        factor = factor_during(demand.factors, begin, seconds, zone) if demand is not None and demand.factors else 1.0
+        # Of a quantile the hours are part; a step is planned for its own mean.
+        rate = need.rate if demand is None or not demand.factors or not demand.windows else demand.mean
+        pins = {place: count for place, count in need.pins.items() if not _all_away(place, base.pools, away)}
+        needs.append(replace(need, rate=rate * factor, pins=pins))
+    options = [_repriced(option, priced) for option in base.options]
+    there = [option for option in options if not any(pool.key in away for pool in option.pools)]
+    kept = {option.key for option in there}
+    pools = tuple(priced.get(pool.key, pool) for pool in base.pools if pool.key not in away)
+    # A window is met by the steps that it lies in.
+    problem = replace(
+        base,
+        needs=tuple(needs),
+        options=tuple(there),
+        pools=pools,
+        outages=(),
+        fixed={key: count for key, count in base.fixed.items() if key in kept},
+    )
+    gone = {option.key: option for option in options if option.key not in kept}
+    return Step(begin, seconds, problem, money, frozenset(away), gone)
+
+
+def _all_away(place: PoolKey, pools: Iterable[Pool], away: set[PoolKey]) -> bool:
+    return all(pool.key in away for pool in pools if pool.within(*place))
+
+
+def _repriced(option: Option, priced: Mapping[PoolKey, Pool]) -> Option:
+    if not any(pool.key in priced for pool in option.pools):
+        return option
+    others = tuple((priced.get(pool.key, pool), tp) for pool, tp in option.others)
+    return replace(option, pool=priced.get(option.pool.key, option.pool), others=others)
+
+
+def planned(
+    steps: Sequence[Step], current: Mapping[OptionKey, int], solve: Solve, more: Callable[[], bool] = lambda: True
+) -> Horizon:
+    """The best schedule that is found from what runs. `solve` gives a problem's last solution; no better schedule is
+    looked for once `more` says no.
+
+    Raises InfeasibleError where a step has no placement.
+    """
+    judge = _Judge(steps, current, more)
+    greedy: list[Placed] = []
+    running: Mapping[OptionKey, int] = current
+    alone: dict[int, Placed] = {}
+    seen: dict[tuple[int, Placed], Placed] = {}
+    for at, step in enumerate(steps):
+        there = {key: count for key, count in running.items() if key in judge.options[at]}
+        asked = (judge.same[at], tuple(sorted(there.items())))
+        if asked not in seen:
+            seen[asked] = _solved(replace(step.problem, current=there), solve)
+        greedy.append(seen[asked])
+        running = dict(greedy[-1])
+        if judge.same[at] not in alone:
+            alone[judge.same[at]] = _solved(step.problem, solve) if there else greedy[-1]
+    constant = _peak(steps, solve)
+    others = [*greedy, *alone.values(), tuple(sorted((key, k) for key, k in current.items() if k))]
+    candidates = list(dict.fromkeys([*others, *([constant] if constant is not None else [])]))
+    simple = judge.schedule(greedy)
+    if simple is None:
+        raise InfeasibleError.of("FT2001", "a step of the horizon has no placement")
+    peak = None if constant is None else judge.schedule([constant] * len(steps))
+    best = None if judge.exhausted else judge.best([candidates] * len(steps))
+    least = min((way for way in (best, simple, peak) if way is not None), key=lambda way: way.value)
+    return Horizon(tuple(steps), judge.kept(judge.mixed(least, candidates)), simple, peak)
+
+
+def _solved(problem: PlacementProblem, solve: Solve) -> Placed:
+    solution = solve(problem)
+    options = problem.options + solution.added
+    return tuple(sorted((options[i].key, count) for i, count in solution.counts.items() if count))
+
+
+def _peak(steps: Sequence[Step], solve: Solve) -> Placed | None:
+    """For each model's busiest step, on what is there in all; None where there is none."""
+    first = min(steps, key=lambda step: len(step.problem.options))
+    away = frozenset().union(*(step.away for step in steps))
+    rates = {
+        need.model: max(other.rate for step in steps for other in step.problem.needs if other.model == need.model)
+        for need in first.problem.needs
+    }
+    options = tuple(o for o in first.problem.options if not any(pool.key in away for pool in o.pools))
+    problem = replace(
+        first.problem,
+        needs=tuple(replace(need, rate=rates[need.model]) for need in first.problem.needs),
+        options=options,
+        pools=tuple(pool for pool in first.problem.pools if pool.key not in away),
+    )
+    try:
+        return _solved(problem, solve)
+    except InfeasibleError:
+        return None
+
+
+class _Judge:
+    """What placements come to in each step; alike steps and placements are looked at once."""
+
+    def __init__(
+        self, steps: Sequence[Step], current: Mapping[OptionKey, int], more: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._steps, self._more = steps, more
+        self._first: Placed = tuple(sorted((key, k) for key, k in current.items() if k))
+        self.options = [{o.key: (i, o) for i, o in enumerate(step.problem.options)} for step in steps]
+        self.same = [_first_alike(steps, at) for at in range(len(steps))]
+        self._services: dict[tuple[int, Placed], tuple[float, float] | None] = {}
+        self._parts: dict[tuple[int, Placed, Placed], PlacedStep | None] = {}
+
+    def service(self, at: int, placed: Placed) -> tuple[float, float] | None:
+        """Requests/s that are not served, and that miss their SLO; None where the placement is not possible."""
+        key = (self.same[at], placed)
+        if key not in self._services:
+            self._services[key] = self._service(at, placed)
+        return self._services[key]
+
+    def _service(self, at: int, placed: Placed) -> tuple[float, float] | None:
+        known, problem = self.options[at], self._steps[at].problem
+        if any(key not in known for key, _ in placed):
+            return None
+        counts = {known[key][0]: count for key, count in placed}
+        answer = in_order(Formulation.of_counts(problem, counts), ["served", "slo"], seconds=LP_SECONDS, seed=0)
+        if answer is None:
+            return None
+        values, _ = answer
+        return max(0.0, round(values.get("served", 0.0), DUST)), max(0.0, round(values.get("slo", 0.0), DUST))
+
+    def part(self, at: int, before: Placed, placed: Placed) -> PlacedStep | None:
+        """One step; None where the placement is not possible."""
+        key = (self.same[at], before, placed)
+        if key not in self._parts:
+            self._parts[key] = self._part(at, before, placed)
+        return self._parts[key]
+
+    def _part(self, at: int, before: Placed, placed: Placed) -> PlacedStep | None:
+        service, step = self.service(at, placed), self._steps[at]
+        if service is None:
+            return None
+        hours = step.seconds / HOUR_S
+        running = math.fsum(self._per_hour(at, key) * count for key, count in placed) * hours
+        change = Counter(dict(placed))
+        change.subtract(dict(before))
+        switching = math.fsum(self._switch(at, key, n) for key, n in sorted(change.items()) if n)
+        starts = sum(n for n in change.values() if n > 0)
+        stops = -sum(n for n in change.values() if n < 0)
+        return PlacedStep(placed, *service, running, switching, starts, stops)
+
+    def _option(self, at: int, key: OptionKey) -> Option | None:
+        known = self.options[at].get(key)
+        return known[1] if known is not None else self._steps[at].gone.get(key)
+
+    def _per_hour(self, at: int, key: OptionKey) -> float:
+        option = self._option(at, key)
+        if option is None:
+            return 0.0
+        return option.cost if self._steps[at].money else option.power / 1000.0
+
+    def _switch(self, at: int, key: OptionKey, change: int) -> float:
+        """What loads or drains holds its devices meanwhile; or what the blueprint's `move_price` says."""
+        step, option = self._steps[at], self._option(at, key)
+        if step.money and step.problem.move_price:
+            return abs(change) * step.problem.move_price
+        if option is None:
+            return 0.0
+        return abs(change) * self._per_hour(at, key) * (option.start_s if change > 0 else DRAIN_S) / HOUR_S
+
+    def schedule(self, placements: Sequence[Placed]) -> Schedule | None:
+        """None where a step does not allow its placement."""
+        parts = []
+        before = self._first
+        for at, placed in enumerate(placements):
+            part = self.part(at, before, placed)
+            if part is None:
+                return None
+            parts.append(part)
+            before = placed
+        return Schedule(tuple(parts), self._steps[0].seconds)
+
+    def best(self, choices: Sequence[Sequence[Placed]]) -> Schedule | None:
+        """The best way through what each step may have; None where one may have none of it."""
+        ways: dict[Placed, tuple[tuple[float, float, float], tuple[Placed, ...]]] = {self._first: ((0.0, 0.0, 0.0), ())}
+        for at, step in enumerate(self._steps):
+            reached: dict[Placed, tuple[tuple[float, float, float], tuple[Placed, ...]]] = {}
+            for placed in choices[at]:
+                for before, (value, way) in ways.items():
+                    part = self.part(at, before, placed)
+                    if part is None:
+                        break
+                    unserved, misses = part.unserved * step.seconds, part.misses * step.seconds
+                    total = (
+                        round(value[0] + unserved, DUST),
+                        round(value[1] + misses, DUST),
+                        value[2] + part.running + part.switching,
+                    )
+                    if placed not in reached or total < reached[placed][0]:
+                        reached[placed] = (total, (*way, placed))
+            ways = reached
+        if not ways:
+            return None
+        return self.schedule(min(ways.values())[1])
+
+    def mixed(self, schedule: Schedule, candidates: Sequence[Placed]) -> Schedule:
+        """With each model in turn placed as in any of the candidates while the others stay, until that helps none."""
+        models = sorted({key[0] for placed in candidates for key, _ in placed})
+        unchanged = 0
+        for model in itertools.cycle(models):
+            if unchanged == len(models) or self.exhausted:
+                break
+            own = list(dict.fromkeys(tuple(pair for pair in placed if pair[0][0] == model) for placed in candidates))
+            rest = [tuple(pair for pair in part.placed if pair[0][0] != model) for part in schedule.parts]
+            other = self.best([[tuple(sorted((*others, *its))) for its in own] for others in rest])
+            better = other is not None and other.value < schedule.value
+            schedule = other if better and other is not None else schedule
+            unchanged = 0 if better else unchanged + 1
+        return schedule
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether enough was tried, by number or by the clock."""
+        return len(self._services) > MOST_TRIED or not self._more()
+
+    def kept(self, schedule: Schedule) -> Schedule:
+        """With replicas that are gone for some steps left where they are, one by one, where that is better."""
+        better = True
+        while better and not self.exhausted:
+            better = False
+            for placements in self._bridged([dict(part.placed) for part in schedule.parts]):
+                other = self.schedule(placements)
+                if other is not None and other.value < schedule.value:
+                    schedule, better = other, True
+                    break
+        return schedule
+
+    def _bridged(self, counts: Sequence[Mapping[OptionKey, int]]) -> Iterable[list[Placed]]:
+        """Schedules in which one kind of replica has no gap where it has one."""
+        every = [dict(self._first), *counts]
+        for key in sorted({key for placed in every for key in placed}):
+            line = [placed.get(key, 0) for placed in every]
+            for begin in range(len(line) - 2):
+                if line[begin + 1] >= line[begin]:
+                    continue
+                level = line[begin + 1] + 1
+                end = next((at for at in range(begin + 1, len(line)) if line[at] >= level), None)
+                if end is None:
+                    continue
+                yield [
+                    _with(placed, key, line[at]) if not begin < at < end else _with(placed, key, max(line[at], level))
+                    for at, placed in enumerate(every)
+                ][1:]
+
+
+def _with(placed: Mapping[OptionKey, int], key: OptionKey, count: int) -> Placed:
+    return tuple(sorted((its, number) for its, number in (dict(placed) | {key: count}).items() if number))
+
+
+def _first_alike(steps: Sequence[Step], at: int) -> int:
+    """The first step with the same demand, prices and partitions."""
+
+    def facts(step: Step) -> object:
+        return ([need.rate for need in step.problem.needs], step.problem.pools, step.away)
+
+    mine = facts(steps[at])
+    return next(i for i, step in enumerate(steps) if facts(step) == mine)
