@@ -142,7 +142,7 @@ def _row(step: Step, part: PlacedStep, zone: tzinfo) -> list[str]:
     rate = step.rate
     return [
         _time(step.begin, zone),
-        f"{rate:.3g}",
+        f"{rate:,.0f}" if rate >= 100.0 else f"{rate:.3g}",
         str(part.replicas),
         str(part.starts or "–"),
         str(part.stops or "–"),

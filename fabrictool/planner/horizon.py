@@ -230,7 +230,8 @@ def planned(
     if simple is None:
         raise InfeasibleError.of("FT2001", "a step of the horizon has no placement")
     peak = None if constant is None else judge.schedule([constant] * len(steps))
-    best = None if judge.exhausted else judge.best([candidates] * len(steps))
+    judge.choosing = True
+    best = judge.best([candidates] * len(steps))
     least = min((way for way in (best, simple, peak) if way is not None), key=lambda way: way.value)
     return Horizon(tuple(steps), judge.kept(judge.mixed(least, candidates)), simple, peak)
 
@@ -269,6 +270,7 @@ class _Judge:
         self, steps: Sequence[Step], current: Mapping[OptionKey, int], more: Callable[[], bool] = lambda: True
     ) -> None:
         self._steps, self._more = steps, more
+        self.choosing = False
         self._first: Placed = tuple(sorted((key, k) for key, k in current.items() if k))
         self.options = [{o.key: (i, o) for i, o in enumerate(step.problem.options)} for step in steps]
         self.same = [_first_alike(steps, at) for at in range(len(steps))]
@@ -276,9 +278,13 @@ class _Judge:
         self._parts: dict[tuple[int, Placed, Placed], PlacedStep | None] = {}
 
     def service(self, at: int, placed: Placed) -> tuple[float, float] | None:
-        """Requests/s that are not served, and that miss their SLO; None where the placement is not possible."""
+        """Requests/s that are not served, and that miss their SLO; None where the placement is not possible, or is one
+        of many to choose from and enough was tried.
+        """
         key = (self.same[at], placed)
         if key not in self._services:
+            if self.choosing and self.exhausted:
+                return None
             self._services[key] = self._service(at, placed)
         return self._services[key]
 

@@ -150,6 +150,9 @@ def test_the_digest_depends_on_what_it_says_and_is_the_old_one_without(fabric):
     assert old["models"]["a"].pop("variants") == []
     assert inventory.pop("calibrations") == []
     assert old.pop("limits") == inventory.pop("limits") == {}
+    assert old.pop("timezone") == "UTC"
+    for cluster in inventory["clusters"].values():
+        assert all(partition.pop("price_hours") is None for partition in cluster["partitions"].values())
     assert without.digest == digest([old, inventory])
     assert inputs_digest(without.blueprint, without.inventory) == without.digest
 
