@@ -197,13 +197,13 @@ def plan(
     _refuse("either --offline or --assume-empty", offline and assume_empty)
     source = Source(blueprint, inventory, overlay, scenario, planned=not (what_if or pareto or horizon))
     _refuse("--step and --at need --horizon", (step or at) and not horizon)
+    of_a_plan = out or plot or chart or render or explain or why_not or policy or detailed_exitcode
     if pareto is not None or horizon is not None:
         name = "--pareto" if pareto is not None else "--horizon"
-        of_a_plan = out or plot or chart or render or explain or why_not or policy or detailed_exitcode
         _refuse(
             f"{name} makes no plan: no --what-if, --out, --plot, --chart, --render, --explain, --why-not, --policy,"
-            " --solver or --detailed-exitcode with it",
-            what_if or of_a_plan or solver != "exact",
+            " --solver, --max-moves or --detailed-exitcode with it",
+            what_if or of_a_plan or max_moves is not None or solver != "exact",
         )
         _refuse("either --pareto or --horizon", pareto is not None and horizon is not None)
         from fabrictool.cli.planning import evidence_of
@@ -221,16 +221,7 @@ def plan(
         _refuse(
             "--what-if makes no plan: no --out, --plot, --chart, --render, --explain, --why-not, --policy, --offline,"
             " --assume-empty or --detailed-exitcode with it",
-            out
-            or plot
-            or chart
-            or render
-            or explain
-            or why_not
-            or policy
-            or offline
-            or assume_empty
-            or detailed_exitcode,
+            of_a_plan or offline or assume_empty,
         )
         from fabrictool.cli.whatif import SweepOptions, show_sweep
 
