@@ -3,12 +3,18 @@
 import itertools
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from fabrictool.base.errors import InfeasibleError
-from fabrictool.planner.horizon import Step, _Judge, planned
+from fabrictool.base.errors import InfeasibleError, UsageError
+from fabrictool.base.units import Instant
+from fabrictool.domain.hours import HourlyAmounts
+from fabrictool.domain.inventory import Window
+from fabrictool.planner.horizon import Step, _Judge, planned, steps_of
 from fabrictool.planner.problem import ModelNeed
+from fabrictool.planner.uncertain import busiest_hours
+from tests.planner.fabrics import situation
 from tests.planner.test_exact import MOST, option, pool, problem, solve
 from tests.seeds import seeds
 
@@ -161,3 +167,42 @@ def test_parts_add_up_by_arithmetic_of_their_own(seed):
         for where in instance.pools:
             assert sum(k for key, k in placed.items() if key[1] == where.cluster) <= where.nodes
         before = placed
+
+
+def test_the_busiest_hour_is_held_against_what_is_placed():
+    instance = alone(nodes=4)
+    at_mean = replace(instance, needs=tuple(replace(need, rate=2 * MOST) for need in instance.needs))
+    factors = tuple(1.5 if at == 33 else 1.0 for at in range(168))
+    demand = SimpleNamespace(factors=factors, windows=(), mean=0.0)
+    blueprint = SimpleNamespace(models={"m": SimpleNamespace(demand=demand)})
+    (sentence,) = busiest_hours(blueprint, at_mean, solve(at_mean))
+    assert sentence == "m: in its busiest hour (Tue 09:00) 2.4 req/s are asked for, of which 0.8 cannot be served"
+    demand.factors = ()
+    assert list(busiest_hours(blueprint, at_mean, solve(at_mean))) == []
+
+
+def test_a_step_has_the_demand_the_prices_and_the_partitions_of_its_time(tmp_path):
+    there = situation(tmp_path)
+    hours = HourlyAmounts.model_validate([1.0] * 12 + [3.0] * 12)
+    name = min(there.blueprint.models)
+    demand = there.blueprint.models[name].demand.model_copy(update={"hours": hours})
+    there = there.with_models({name: {"demand": demand}})
+    cluster = there.inventory.clusters["dear"]
+    (partition,) = cluster.partitions
+    window = Window(begin=Instant.parse("1970-01-01T12:30Z"), end=Instant.parse("1970-01-01T13:00Z"))
+    changed = cluster.partitions[partition].model_copy(update={"price_hours": hours, "maintenance": (window,)})
+    clusters = {**there.inventory.clusters, "dear": cluster.model_copy(update={"partitions": {partition: changed}})}
+    there = replace(there, inventory=there.inventory.model_copy(update={"clusters": clusters}))
+    steps_ = steps_of(there, 11 * HOUR, HOUR, 3)
+    rates = [next(need.rate for need in step.problem.needs if need.model == name) for step in steps_]
+    assert rates == pytest.approx([0.5 * float(demand.rate), 1.5 * float(demand.rate), 1.5 * float(demand.rate)])
+    key = ("dear", partition)
+    assert [step.away for step in steps_] == [frozenset(), {key}, frozenset()]
+    before, during, after = ({o.key: o for o in (*step.problem.options, *step.gone.values())} for step in steps_)
+    priced = [its for its, option in before.items() if option.pool.key == key and len(option.pools) == 1]
+    assert priced
+    assert all(after[its].cost == pytest.approx(3 * before[its].cost) for its in priced)
+    assert not any(option.pool.key == key for option in steps_[1].problem.options)
+    assert set(before) == set(during) == set(after)
+    with pytest.raises(UsageError, match="FT2032"):
+        steps_of(there, 0.0, 1000.0, 3)
