@@ -48,7 +48,9 @@ class HourlyAmounts(Document):
                  if part is not None and len(part) != most]  # fmt: skip
         if wrong:
             part, most = wrong[0]
-            raise problem("FT1298", f"`hours` have {len(part)} numbers, not {most}", hint)
+            raise problem(
+                "FT1298", f"`hours` have {len(part)} numbers, not {DAY if most == DAY else f'{DAY} or {WEEK}'}", hint
+            )
         if not any(self._every):
             raise problem("FT1298", "`hours` are all zero", "remove them, or give one hour at least some share")
         return self
