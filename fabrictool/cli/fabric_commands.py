@@ -139,7 +139,7 @@ def plan(
         typer.Option(
             min=0,
             metavar="N",
-            help="Start and stop at most N replicas of what runs, and serve as well as that allows.",
+            help="Let the placement start and stop at most N replicas of what runs, and serve as well as that allows.",
         ),
     ] = None,
     executor: Annotated[
@@ -202,8 +202,8 @@ def plan(
         name = "--pareto" if pareto is not None else "--horizon"
         _refuse(
             f"{name} makes no plan: no --what-if, --out, --plot, --chart, --render, --explain, --why-not, --policy,"
-            " --solver, --max-moves or --detailed-exitcode with it",
-            what_if or of_a_plan or max_moves is not None or solver != "exact",
+            " --solver, --max-moves, --node-loss or --detailed-exitcode with it",
+            what_if or of_a_plan or max_moves is not None or node_loss or solver != "exact",
         )
         _refuse("either --pareto or --horizon", pareto is not None and horizon is not None)
         from fabrictool.cli.planning import evidence_of
@@ -220,8 +220,8 @@ def plan(
     if what_if:
         _refuse(
             "--what-if makes no plan: no --out, --plot, --chart, --render, --explain, --why-not, --policy, --offline,"
-            " --assume-empty or --detailed-exitcode with it",
-            of_a_plan or offline or assume_empty,
+            " --assume-empty, --max-moves, --node-loss or --detailed-exitcode with it",
+            of_a_plan or offline or assume_empty or max_moves is not None or node_loss,
         )
         from fabrictool.cli.whatif import SweepOptions, show_sweep
 

@@ -162,6 +162,12 @@ def _forecast_lines(plan: Plan) -> list[str]:
     gap = gap_text(certificate)
     word = f"optimal ({gap})" if certificate.optimal else gap
     lines.append(f"solver {certificate.solver}: {word}, seed {certificate.seed}, work {certificate.work}")
+    lines += [
+        line
+        for stage in certificate.stages
+        if not isinstance(stage.spared, msgspec.UnsetType)
+        for line in folded(f"{stage.name} {stage.spared:.1%} above what more moves would reach: not worth them")
+    ]
     return lines
 
 

@@ -294,6 +294,9 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     objective: float
     bound: float
     gap: float
+    spared: float | msgspec.UnsetType = msgspec.UNSET
+    """The share by which it is above what the search reached, so that fewer replicas move; `gap` is of what it reached.
+    Not written where it is not."""
 
 
 class Certificate(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from fabrictool.base.canonical import tidy
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.domain.plan import Certificate, Stage
@@ -25,12 +27,17 @@ if TYPE_CHECKING:
     from fabrictool.planner.problem import PlacementProblem, Solution, StageResult
 
 
+WORTH_SAYING = 1e-3
+"""Share of a stage that was given up for fewer moves."""
+
+
 def certificate(problem: PlacementProblem, solution: Solution, seed: int) -> Certificate:
     """The solver's claim, stage by stage, and of the stage where it is farthest from proved."""
     import ortools  # noqa: PLC0415 - --help must not pay for it
 
     stages = tuple(
-        Stage(name=s.name, objective=s.objective, bound=s.bound, gap=_gap(problem, s)) for s in solution.stages
+        Stage(name=s.name, objective=s.objective, bound=s.bound, gap=_gap(problem, s), spared=_spared(s))
+        for s in solution.stages
     )
     felt = [stage for stage in stages if stage.name not in TIDYING]
     # Among equals the first after ``served``, which is 0 of 0 in any fabric that is large enough.
@@ -109,6 +116,11 @@ def _below(relaxed: Formulation, name: str, seed: int) -> float:
 
 def _gap(problem: PlacementProblem, stage: StageResult) -> float:
     # Bounds are of stages before which others were kept within the solver's tolerance, which they may have used.
-    above = stage.objective - stage.bound
-    dust = above <= residual(problem, stage.name, stage.objective)
-    return 0.0 if dust else tidy(above / max(abs(stage.objective), 1e-9))
+    above = stage.searched - stage.bound
+    dust = above <= residual(problem, stage.name, stage.searched)
+    return 0.0 if dust else tidy(above / max(abs(stage.searched), 1e-9))
+
+
+def _spared(stage: StageResult) -> float | msgspec.UnsetType:
+    more = stage.objective - stage.searched
+    return tidy(more / stage.searched) if more > WORTH_SAYING * abs(stage.searched) > 0.0 else msgspec.UNSET

@@ -108,7 +108,7 @@ class Formulation:
         self._fair_rows()
         limit_rows(self.program, problem, self.chosen, self.count)
         self._move_rows()
-        if problem.max_moves is not None and problem.current:
+        if problem.max_moves is not None and problem.runs:
             self.program.row(-INFINITY, problem.max_moves, self.terms("moves"))
 
     @classmethod
@@ -459,7 +459,7 @@ class Formulation:
 
     def _move_rows(self) -> None:
         """Replicas to be started, and to be stopped, against what runs; nothing when nothing runs."""
-        for i in self.chosen if self.problem.current else ():
+        for i in self.chosen if self.problem.runs else ():
             option = self.problem.options[i]
             now = self.problem.running.get(i, 0)
             if not now:  # all of them are new

@@ -24,7 +24,7 @@ PRICED = ("cost", "energy", "latency")
 
 def move_prices(problem: PlacementProblem, option: Option, name: str) -> tuple[float, float]:
     """What a start and a stop of one replica count in a stage; nothing where nothing runs."""
-    if name not in PRICED or not problem.current:
+    if name not in PRICED or not problem.runs:
         return 0.0, 0.0
     if name == "cost" and problem.move_price:
         return problem.move_price, problem.move_price
@@ -37,7 +37,7 @@ def move_prices(problem: PlacementProblem, option: Option, name: str) -> tuple[f
 def changed(problem: PlacementProblem, counts: Mapping[int, int]) -> Iterator[tuple[Option, int]]:
     """Options with so many replicas more, or fewer, than run; none where nothing runs."""
     running = problem.running
-    for i in sorted(counts.keys() | running.keys()) if problem.current else ():
+    for i in sorted(counts.keys() | running.keys()) if problem.runs else ():
         change = counts.get(i, 0) - running.get(i, 0)
         if change:
             yield problem.options[i], change
@@ -46,7 +46,7 @@ def changed(problem: PlacementProblem, counts: Mapping[int, int]) -> Iterator[tu
 def moves_are_used_up(problem: PlacementProblem, counts: Mapping[int, int]) -> bool:
     """Whether no more replica may start, whatever it would be good for."""
     most = problem.max_moves
-    return most is not None and bool(problem.current) and moves_in(problem, counts, "moves") >= most
+    return most is not None and problem.runs and moves_in(problem, counts, "moves") >= most
 
 
 def moves_in(problem: PlacementProblem, counts: Mapping[int, int], name: str) -> float:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import InfeasibleError, UsageError
 from fabrictool.planner.fairness import FAIRNESS
+from fabrictool.planner.moving import moves_in
 from fabrictool.planner.problem import ResourceLimit
 from fabrictool.planner.solvers.appraisal import settled
 from fabrictool.planner.stages import clean, tolerance, values_of
@@ -71,6 +72,8 @@ def front(
     if own is None:
         return
     yield replace(own, chosen=True)
+    # The others are placements that could be, whatever it takes to come there.
+    problem = replace(problem, current={}, runs_elsewhere=False, move_price=0.0)
     ends: dict[str, FrontPoint] = {}
     for first in (least, *limited):
         end = _point(problem, (first, *(name for name in criteria if name != first)), criteria, solve, seed)
@@ -150,7 +153,7 @@ def _point(
     solution = settled(whole, solution, seed)
     placed = [(whole.options[i], count) for i, count in solution.counts.items()]
     known = values_of(solution)
-    values = {name: known.get(name, 0.0) for name in ("served", *criteria)}
+    values = {n: clean(known.get(n, 0.0) - moves_in(whole, solution.counts, n)) for n in ("served", *criteria)}
     # Without what moving costs: that is of today, and not of the placement.
     totals = {
         "cost": sum(option.cost * count for option, count in placed),

@@ -13,6 +13,7 @@ import msgspec
 
 from fabrictool.base.clock import duration_text
 from fabrictool.base.errors import FabrictoolError, InfeasibleError, Place, Problem, UnreachableError
+from fabrictool.domain.address import Address
 from fabrictool.domain.plan import Action, Certificate, Forecast, Placement, Plan, inputs_digest
 from fabrictool.domain.specs import AgentSpec
 from fabrictool.planner.build import pools_of, waiting
@@ -30,6 +31,7 @@ from fabrictool.planner.gateways import stranded
 from fabrictool.planner.judged import learned_sentences
 from fabrictool.planner.loads import start_times
 from fabrictool.planner.lost_together import unkept_losses
+from fabrictool.planner.moving import changed
 from fabrictool.planner.readset import ABSENT, read_set
 from fabrictool.planner.situation import placed_option, situation_of
 from fabrictool.planner.succession import successions, successors
@@ -124,6 +126,7 @@ def plan(
                 else ()
             ),
             *_ended(solution),
+            *_moved_anyway(steps, problem, solution, options.max_moves),
             *(["the search was stopped early: this is the best placement that it found"] if chosen.stopped else ()),
             *(["the explanation was cut short"] if cut else ()),
             *(f"{warning.code} {warning.message}" for warning in warnings),
@@ -215,6 +218,20 @@ def _unrepeatable(solution: Solution) -> list[str]:
     if solution.repeatable:
         return []
     return ["the search ran out of time: on another machine the same files may be placed otherwise"]
+
+
+def _moved_anyway(
+    steps: Iterable[Action], problem: PlacementProblem, solution: Solution, most: int | None
+) -> list[str]:
+    """What `--max-moves` does not count: the same replica with another specification, and what nothing asks for."""
+    ends = sum(a.kind in ("replace", "delete") and Address.parse(a.address).kind == "replica" for a in steps)
+    ends -= sum(-change for _, change in changed(problem, solution.counts) if change < 0)
+    if most is None or ends <= 0:
+        return []
+    which = f"{ends} replica{'s are' if ends > 1 else ' is'}"
+    return [
+        f"{which} replaced or deleted beside what --max-moves counts: their place is the same, or nothing asks for them"
+    ]
 
 
 def _ended(solution: Solution) -> list[str]:

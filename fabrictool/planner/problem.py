@@ -351,12 +351,19 @@ class PlacementProblem:
     """(pool, size) → blocks of so many devices that are not to be had: of a part of a larger problem."""
     move_price: float = 0.0
     """By how much the cost for an hour must fall for each replica that is started or stopped."""
+    runs_elsewhere: bool = False
+    """Whether something runs that is not in `current`: of a part of a larger problem."""
     max_moves: int | None = None
     """Replicas that may start or stop, where something runs."""
     outages: tuple[frozenset[PoolKey], ...] = ()
     """Pools that will be away at the same time, each once: minima have to hold without them."""
     limits: tuple[ResourceLimit, ...] = ()
     """What all replicas together may use."""
+
+    @property
+    def runs(self) -> bool:
+        """Whether anything does: then every change is a move."""
+        return bool(self.current) or self.runs_elsewhere
 
     @cached_property
     def running(self) -> dict[int, int]:
@@ -376,6 +383,13 @@ class StageResult:
     name: str
     objective: float
     bound: float
+    reached: float | None = None
+    """What it came to before it was let rise so that fewer replicas move; None: it was not."""
+
+    @property
+    def searched(self) -> float:
+        """What the search is to be judged by."""
+        return self.objective if self.reached is None else min(self.objective, self.reached)
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ def values_of(solution: Solution) -> dict[str, float]:
 def proved(solution: Solution) -> bool:
     """Whether nothing that users feel can be better."""
     felt = [stage for stage in solution.stages if stage.name not in TIDYING]
-    return all(stage.objective - stage.bound <= 2 * tolerance(stage.name, stage.objective) for stage in felt)
+    return all(stage.searched - stage.bound <= 2 * tolerance(stage.name, stage.searched) for stage in felt)
 
 
 def tolerance(name: str, value: float) -> float:
@@ -97,12 +97,12 @@ def slack(problem: PlacementProblem, name: str, value: float) -> float:
 
     Where something runs, by nothing: what those would gain by it they would gain by moves.
     """
-    return rounding(value) if problem.current else tolerance(name, value)
+    return rounding(value) if problem.runs else tolerance(name, value)
 
 
 def spared(problem: PlacementProblem, names: Iterable[str]) -> dict[str, float]:
     """Of stages that were solved: the share that each may be above its value so that less has to move."""
-    shares = {name: TOLERANCE_OF_WHAT_RUNS.get(name, 0.0) for name in names} if problem.current else {}
+    shares = {name: TOLERANCE_OF_WHAT_RUNS.get(name, 0.0) for name in names} if problem.runs else {}
     return {name: share for name, share in shares.items() if share}
 
 

@@ -17,8 +17,9 @@ from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.instances import synthetic
 from fabrictool.planner.moving import DRAIN_S, PAYBACK_S, moves_are_used_up, moves_in
 from fabrictool.planner.problem import ModelNeed
-from fabrictool.planner.solvers import placing
+from fabrictool.planner.solvers import core, placing
 from fabrictool.planner.solvers.exact import ExactSolver
+from fabrictool.planner.solvers.part import part_of
 from fabrictool.planner.stages import TIDYING, in_order, stage_names, user_stages
 from tests.planner.test_exact import cheapest_load, counts, fits, option, pool, problem, random_instance, solve
 from tests.seeds import seeds
@@ -301,3 +302,30 @@ def test_what_is_lost_by_the_limit_is_said_to_be():
     for most, used in ((0, True), (1, True), (5, False)):
         limited = replace(instance, max_moves=most)
         assert moves_are_used_up(limited, solve(limited).counts) is used
+
+
+def test_a_part_whose_models_do_not_run_yet_counts_its_starts():
+    a = pool("a", nodes=9)
+    now = {("m", "a", "p", 1, 1, "unified"): 1}
+    needs = [ModelNeed("m", 0.5, 1, 4), ModelNeed("n", 2.0, 0, 4)]
+    instance = replace(problem(needs, [option("m", a), option("n", a)], [a], current=now), max_moves=2)
+    part, _ = part_of(instance, instance.running, range(2), ["n"])
+    assert part.runs
+    assert (part.current, part.max_moves) == ({}, 2)
+    assert sum(solve(part).counts.values()) == 2
+
+
+def test_what_is_spared_saves_moves_or_is_taken_back(monkeypatch, tmp_path):
+    """With as many moves, and nothing spared, latency is no better than the plan has it."""
+    for seed in random.SystemRandom().sample(range(10**6), 3):
+        instance = replace(fabric(tmp_path, random.Random(seed)), objective=("latency",))
+        later = grown(running(instance, searched(instance)), 1.2)
+        again = searched(later)
+        limited = replace(later, max_moves=int(moves(later, again)))
+        with monkeypatch.context() as patched:
+            patched.setattr(placing, "spared", lambda *_: {})
+            patched.setattr(core, "spared", lambda *_: {})
+            other = searched(limited)
+        plan, strict = ({stage.name: stage.objective for stage in it.stages} for it in (again, other))
+        if strict["served"] >= plan["served"] - 1e-3:
+            assert plan["latency"] <= strict["latency"] * 1.01

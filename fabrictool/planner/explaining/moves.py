@@ -73,6 +73,6 @@ def refuse_too_few(problem: PlacementProblem, seed: int) -> None:
     if needed > problem.max_moves:
         raise InfeasibleError.of(
             "FT2017",
-            f"the rules need {needed} moves, and `--max-moves` allows {problem.max_moves}",
+            f"the rules need {needed} move{'s'[: needed != 1]}, and `--max-moves` allows {problem.max_moves}",
             hint=f"--max-moves {needed}, or more to serve better",
         )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from fabrictool.planner.fairness import FAIRNESS
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.infeasible import explain_infeasible
 from fabrictool.planner.solvers.rounding import rounded
@@ -70,3 +71,16 @@ def core_of(problem: PlacementProblem, seconds: float, seed: int) -> Core:
         relaxed.keep(name, answer.objective + slack(problem, name, answer.objective))
     chosen = sorted(core)
     return Core(chosen, lowest, distance, rounded(problem, {i: usage.get(i, 0.0) for i in chosen}, distance), moved)
+
+
+def with_sites(problem: PlacementProblem) -> PlacementProblem:
+    """Over how many sites models are spread, and what they could be served, is asked of all options, also where only
+    some of these take part.
+    """
+    options = problem.options
+    sites = {need.model: len({options[i].pool.site for i in problem.of(need.model)}) for need in problem.needs}
+    fair = FAIRNESS in problem.objective
+    reach = {n.model: n.reached(options[i] for i in problem.of(n.model)) if fair else 0.0 for n in problem.needs}
+    return replace(
+        problem, needs=tuple(replace(n, sites=n.sites or sites[n.model], reach=reach[n.model]) for n in problem.needs)
+    )

@@ -27,6 +27,7 @@ def part_of(
         needs=tuple(need for need in problem.needs if need.model in members),
         options=tuple(problem.options[i] for i in indices),
         current={key: count for key, count in problem.current.items() if key[0] in members},
+        runs_elsewhere=problem.runs,
         links=_links_left(problem, members),
         taken=_taken(problem, counts, members),
         limits=limits_left(problem, counts, members),

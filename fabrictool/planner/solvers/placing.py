@@ -15,7 +15,6 @@ import math
 import random
 from collections import defaultdict
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
@@ -25,7 +24,7 @@ from fabrictool.planner.highs import SearchLimits
 from fabrictool.planner.infeasible import explain_infeasible
 from fabrictool.planner.problem import PlacementProblem, Solution, StageResult
 from fabrictool.planner.program import PATIENCE
-from fabrictool.planner.solvers.core import core_of
+from fabrictool.planner.solvers.core import core_of, with_sites
 from fabrictool.planner.solvers.part import part_of
 from fabrictool.planner.solvers.rounding import rounded
 from fabrictool.planner.stages import (
@@ -109,7 +108,7 @@ class PlacementSearch:
         warm: Mapping[int, int] | None = None,
     ) -> None:
         """`warm`: counts by option to begin with, such as those of the last plan."""
-        problem = self._problem = _with_sites(problem)
+        problem = self._problem = with_sites(problem)
         self._solver, self._work, self._seed, self._warm = solver, work, seed, warm
         self._rng = random.Random(f"large {seed}")
         self._core = core_of(problem, LP_S, seed)
@@ -127,6 +126,8 @@ class PlacementSearch:
         self._limits: dict[str, dict[str, float]] = {}
         """Of the stages before."""
         self._bounds: dict[str, float] = {}
+        self._reached: dict[str, float] = {}
+        """Of stages that were let rise so that less moves: what they had come to."""
         self._optimal = True
         work.done(1)
 
@@ -145,9 +146,16 @@ class PlacementSearch:
         yield self._solution()
         yield from self._improved(name)
         self._optimal = self._is_proved(name)
-        self._share_out(name, self._most(name))
-        for formulation in (self._relaxed, self._whole):
-            self._keep_limit(formulation, name, self._limits[name])
+        self._keep(name, self._most(name))
+        if name == "moves":
+            yield from self._tightened()
+
+    def _tightened(self) -> Iterator[Solution]:
+        """What was spared for moves and did not save any is taken back."""
+        for name in list(self._reached):
+            self._judge(name)
+            yield from self._improved(name)
+            self._keep(name, self._total(name) + rounding(self._total(name)))
 
     def _most(self, name: str) -> float:
         """That a solved stage may come to. Of a tolerance, what the search has left of it: both together are at most so
@@ -159,10 +167,14 @@ class PlacementSearch:
     def _spare(self) -> None:
         """Stages before may become a little worse again where that saves moves."""
         for name, share in spared(self._problem, self._values).items():
-            total = self._total(name)
-            self._share_out(name, max(sum(self._limits[name].values()), total * (1.0 + share)))
-            for formulation in (self._relaxed, self._whole):
-                self._keep_limit(formulation, name, self._limits[name])
+            total = self._reached[name] = self._total(name)
+            self._keep(name, max(sum(self._limits[name].values()), total * (1.0 + share)))
+
+    def _keep(self, name: str, most: float) -> None:
+        """From now on the stage may come to so much."""
+        self._share_out(name, most)
+        for formulation in (self._relaxed, self._whole):
+            self._keep_limit(formulation, name, self._limits[name])
 
     # -- where a stage begins -------------------------------------------------------------------------------------
 
@@ -303,7 +315,12 @@ class PlacementSearch:
         return self._gap(name) <= self._enough(name)
 
     def _enough(self, name: str) -> float:
-        return max(ENOUGH.get(name, CLOSE), spared(self._problem, [name]).get(name, 0.0))
+        spare = 0.0 if name in self._reached else spared(self._problem, [name]).get(name, 0.0)
+        return max(ENOUGH.get(name, CLOSE), spare)
+
+    def _raise_bound(self, name: str, bound: float) -> None:
+        if name not in self._reached:  # else it is one for so few moves
+            self._bounds[name] = max(self._bounds[name], bound)
 
     def _proved(self, name: str) -> Iterator[Solution]:
         if self._gap(name) <= 0.0 or not self._work.more():
@@ -311,7 +328,7 @@ class PlacementSearch:
         answer = self._in_time(self._whole, name, nodes=TINY_NODES)
         if answer is None:
             return
-        self._bounds[name] = max(self._bounds[name], answer.bound)
+        self._raise_bound(name, answer.bound)
         if self._adopted(name, self._whole.counts(answer)):
             yield self._solution()
 
@@ -321,7 +338,7 @@ class PlacementSearch:
         if result is None:
             return None
         if self._all:
-            self._bounds[name] = max(self._bounds[name], min(result.bound, self._total(name)))
+            self._raise_bound(name, min(result.bound, self._total(name)))
         better = result.values is not None and self._adopted(name, self._whole.counts(result))
         return None if result.ending in ("OPTIMAL", "INFEASIBLE") and not better else better
 
@@ -461,28 +478,18 @@ class PlacementSearch:
         """Every model may have used its own slack."""
         formulation.keep(stage, joined(stage, [limit + SLACK * max(1.0, limit) for limit in limits.values()]))
 
+    def _result(self, name: str) -> StageResult:
+        total, reached = self._total(name), self._reached.get(name)
+        bound = clean(min(total, self._bounds[name]))
+        return StageResult(name, clean(total), bound, None if reached is None else clean(reached))
+
     def _solution(self) -> Solution:
         return Solution(
             {i: count for i, count in sorted(self._counts.items()) if count},
             self._loads,
-            tuple(
-                StageResult(n, clean(self._total(n)), clean(min(self._total(n), self._bounds[n]))) for n in self._values
-            ),
+            tuple(map(self._result, self._values)),
             self._solver,
             optimal=self._is_proved(list(self._values)[-1]) and not self._work.ended,
             work=self._work.spent / PER_SECOND,
             ended=self._work.ended,
         )
-
-
-def _with_sites(problem: PlacementProblem) -> PlacementProblem:
-    """Over how many sites models are spread, and what they could be served, is asked of all options, also where only
-    some of these take part.
-    """
-    options = problem.options
-    sites = {need.model: len({options[i].pool.site for i in problem.of(need.model)}) for need in problem.needs}
-    fair = FAIRNESS in problem.objective
-    reach = {n.model: n.reached(options[i] for i in problem.of(n.model)) if fair else 0.0 for n in problem.needs}
-    return replace(
-        problem, needs=tuple(replace(n, sites=n.sites or sites[n.model], reach=reach[n.model]) for n in problem.needs)
-    )
