@@ -194,6 +194,28 @@ async def test_a_lost_tunnel_breaks_its_streams_and_is_an_event(federation):
     await hub.close()
 
 
+class Opening(asyncio.Protocol):
+    """Opens another stream when its own breaks: a place that became free is given to who waits for one."""
+
+    def __init__(self, opens):
+        self.opens = opens
+
+    def connection_lost(self, exc):
+        self.opens()
+
+
+async def test_a_stream_that_is_opened_while_a_tunnel_breaks_is_ended_too(federation):
+    hub, _, [(agent, listener)] = await linked(federation, "a")
+    listener.accept = lambda stream, head, peer: asyncio.Protocol()
+    tunnel, late = hub.tunnel(agent.session), Collect()
+    head = StreamHead(b"s" * 16, "GET", "/v1/x", (), 0)
+    tunnel.open_stream(head, Opening(lambda: tunnel.open_stream(head, late)))
+    await agent.close()
+    assert isinstance(await asyncio.wait_for(late.lost, 10), Exception)
+    assert tunnel.open_streams == 0
+    await hub.close()
+
+
 def leave_the_hub(agent):
     """As an agent does that has others; this one has none, and would come back at once."""
     agent.hub_links._told = set()

@@ -221,6 +221,9 @@ class Tunnel(asyncio.Protocol):
         stream.protocol = protocol
         self.flush()
         protocol.connection_made(stream)
+        if self.closed.done():  # nobody else would end it; not at once, as who opens it is not told before it has it
+            del self._streams[stream.id]
+            asyncio.get_running_loop().call_soon(stream.peer_gone, ConnectionResetError(self._closed_because))
         return stream
 
     def gossip(self, payload: bytes) -> None:
@@ -334,13 +337,14 @@ class Tunnel(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         error = exc or ConnectionResetError(self._closed_because)
+        # First: what the end of a stream sets free may be sent here, as its owner has not been told yet.
+        if not self.closed.done():
+            self.closed.set_result(None)
         streams, self._streams = list(self._streams.values()), {}
         for stream in streams:
             stream.peer_gone(error)
         if self.peer is not None:
             self._host.tunnel_down(self, str(error))
-        if not self.closed.done():
-            self.closed.set_result(None)
 
     def pause_writing(self) -> None:
         """The socket is full: what is written now waits in the multiplexer, and its writers are told."""
