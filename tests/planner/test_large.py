@@ -8,7 +8,7 @@ import pytest
 
 from fabrictool.base.errors import InfeasibleError
 from fabrictool.planner.problem import ModelNeed
-from fabrictool.planner.solvers import placing
+from fabrictool.planner.solvers import part, placing
 from fabrictool.planner.solvers.exact import ExactSolver
 from tests.planner.test_exact import cheapest_load, fits, option, pool, problem, random_instance, solve
 from tests.planner.test_phases import between, phase, random_pairs
@@ -65,7 +65,7 @@ def test_pairs_keep_their_rules(monkeypatch):
 
 def test_parties_that_ask_for_too_much_together_are_undone(monkeypatch):
     """Here each party is told that it has all of the link between two sites to itself."""
-    monkeypatch.setattr(placing.PlacementSearch, "_links_left", lambda self, members: self._problem.links)
+    monkeypatch.setattr(part, "_links_left", lambda whole, members: whole.links)
     for seed in range(40):
         rng = random.Random(seed)
         a, b = (pool(name, nodes=4, site=name, price=rng.choice((1.0, 4.0))) for name in "ab")
