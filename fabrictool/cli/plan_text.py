@@ -150,9 +150,8 @@ def _forecast_lines(plan: Plan) -> list[str]:
     lines += [line for model in forecast.models if model.spared for line in folded(f"  {_spared(model)}", "    ")]
     lines += [line for model in forecast.models if model.demand for line in folded(f"  {_windows(model)}", "    ")]
     if not isinstance(forecast.held_together, msgspec.UnsetType):
-        lines += folded(
-            f"  these models at once: served within their SLOs in {share_text(forecast.held_together)} of windows"
-        )
+        within = " within their SLOs" if any(model.slo for model in forecast.models if model.demand) else ""
+        lines += folded(f"  these models at once: served{within} in {share_text(forecast.held_together)} of windows")
     cost = f"{forecast.cost_per_hour:.2f} {forecast.currency}/h" if forecast.currency else "no prices in the inventory"
     power = f"{forecast.power_w:.0f} W" if forecast.power_w else "no power figures"
     lines.append(f"cost {cost}   power {power}")

@@ -14,7 +14,7 @@ from fabrictool.base.errors import Problem as Complaint
 from fabrictool.base.units import as_float
 from fabrictool.catalog import accelerators, engines
 from fabrictool.planner.columns import Columns
-from fabrictool.planner.limits import limits_of
+from fabrictool.planner.limits import beside, limits_of
 from fabrictool.planner.lost_together import may_share_a_node
 from fabrictool.planner.problem import GroupDemand, ModelNeed, Option, PlacementProblem, Pool, unit_key
 from fabrictool.planner.variants import VariantColumns
@@ -63,7 +63,8 @@ def build_problem(
     """
     every, complaints = pools_of(inventory), list[Complaint]()
     pools = [pool for pool in every if pool.cluster in set(usable)]
-    there = Counter(unit_key(r.model, (r.cluster, r.partition), (r.tp, r.pp, r.dp), r.phase, r.variant) for r in unseen)
+    kinds = [unit_key(r.model, (r.cluster, r.partition), (r.tp, r.pp, r.dp), r.phase, r.variant) for r in unseen]
+    there = Counter(kinds)
     unseen_pools = {key[1:3] for key in there} - {pool.key for pool in pools}
     unknown = {pool.cluster for pool in every} - {pool.cluster for pool in pools}
     considered = [*pools, *(pool for pool in every if pool.key in unseen_pools)]
@@ -98,6 +99,8 @@ def build_problem(
     if complaints:
         raise InvalidInputError(complaints)
     options.sort(key=lambda option: option.key)
+    known = {option.key for option in options}
+    stray = [replica for replica, kind in zip(unseen, kinds, strict=True) if kind not in known]
     ways = {(a.key, b.key): way for a in pools for b in pools if (way := hop(inventory, a.key, b.key)) is not None}
     problem = PlacementProblem(
         needs=tuple(needs),
@@ -114,7 +117,7 @@ def build_problem(
         links={(min(link.between), max(link.between)): float(link.bandwidth) for link in inventory.links},
         move_price=blueprint.move_price.amount if blueprint.move_price is not None else 0.0,
         outages=outages(inventory, pools, now),
-        limits=limits_of(blueprint, inventory, considered),
+        limits=beside(limits_of(blueprint, inventory, considered), stray, considered, inventory),
     )
     return problem, Tables(demands)
 

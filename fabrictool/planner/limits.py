@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.blueprint import Blueprint
     from fabrictool.domain.inventory import Inventory
     from fabrictool.domain.limits import Limit
+    from fabrictool.domain.plan import ReplicaPlacement
     from fabrictool.planner.problem import Option, PlacementProblem, Pool, PoolKey
     from fabrictool.planner.program import Program, Terms
 
@@ -61,6 +62,27 @@ def _of_one(name: str, limit: Limit, pools: frozenset[PoolKey]) -> Iterator[Reso
         yield ResourceLimit(name, "cost", "cost", limit.cost.per_hour, pools, whose, unit, limit.cost.hours)
 
 
+def beside(
+    limits: Iterable[ResourceLimit], replicas: Iterable[ReplicaPlacement], pools: Iterable[Pool], inventory: Inventory
+) -> tuple[ResourceLimit, ...]:
+    """With what is taken by replicas that are remembered, and that no option stands for any more."""
+    known = {pool.key: pool for pool in pools}
+    blocks = [
+        (known[cluster, partition], held)
+        for replica in replicas
+        if all((stage.cluster, stage.partition) in known for stage in replica.every_stage)
+        for cluster, partition, held in replica.blocks(inventory)
+    ]
+    return tuple(replace(limit, taken=math.fsum(_taken(limit, *block) for block in blocks)) for limit in limits)
+
+
+def _taken(limit: ResourceLimit, pool: Pool, held: int) -> float:
+    if pool.key not in limit.pools:
+        return 0.0
+    of_a_node = {"cost": pool.price_per_node_hour, "power": pool.power_per_node_w}.get(limit.resource)
+    return float(held) if of_a_node is None else of_a_node * held / pool.devices_per_node
+
+
 def limit_rows(
     program: Program, problem: PlacementProblem, chosen: Sequence[int], count: Callable[[int], Terms]
 ) -> None:
@@ -69,12 +91,13 @@ def limit_rows(
         uses = {i: limit.used_by(problem.options[i]) for i in chosen}
         terms = [(column, uses[i] * weight) for i in chosen if uses[i] for column, weight in count(i)]
         if terms:
-            program.row(-math.inf, max(limit.most, _stuck(problem, limit)), terms)
+            program.row(-math.inf, max(limit.most - limit.taken, _stuck(problem, limit)), terms)
 
 
 def open_limits(problem: PlacementProblem) -> tuple[ResourceLimit, ...]:
     """With what is left beside the replicas that cannot be moved."""
-    return tuple(replace(limit, most=max(0.0, limit.most - _stuck(problem, limit))) for limit in problem.limits)
+    left = ((limit, limit.most - limit.taken - _stuck(problem, limit)) for limit in problem.limits)
+    return tuple(replace(limit, most=max(0.0, most), taken=0.0) for limit, most in left)
 
 
 def limits_left(
@@ -83,7 +106,8 @@ def limits_left(
     """What the replicas of all but these models leave."""
     others = {i: count for i, count in counts.items() if problem.options[i].model not in members}
     return tuple(
-        replace(limit, most=max(0.0, limit.most - limit.used(problem.options, others))) for limit in problem.limits
+        replace(limit, most=max(0.0, limit.most - limit.used(problem.options, others)), taken=0.0)
+        for limit in problem.limits
     )
 
 

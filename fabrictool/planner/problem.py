@@ -250,6 +250,8 @@ class ResourceLimit:
     unit: str = ""
     scale: float = 1.0
     """Of `unit` in one of what `most` is in."""
+    taken: float = 0.0
+    """By replicas that no option stands for: of clusters that do not answer."""
 
     @property
     def thing(self) -> str:
@@ -266,7 +268,7 @@ class ResourceLimit:
         return sum(pool.power_per_node_w * share for pool, share in nodes)
 
     def used(self, options: Sequence[Option], counts: Mapping[int, int]) -> float:
-        return math.fsum(count * self.used_by(options[i]) for i, count in counts.items() if count)
+        return self.taken + math.fsum(count * self.used_by(options[i]) for i, count in counts.items() if count)
 
     def text(self, value: float) -> str:
         """A number of its unit, as it is written."""

@@ -50,7 +50,9 @@ def wanted_units(
     blueprint: Blueprint, inventory: Inventory, placement: Placement, evidence: Evidence, expiring: Container[str]
 ) -> dict[str, WantedUnit]:
     """Address → what should run there; `expiring` are operations that get a successor even if nothing changed."""
-    agents = [_agent(blueprint, inventory, replica) for replica in placement.replicas]
+    # What is remembered on a cluster that does not answer may be of a model that nothing asks for any more.
+    asked = [replica for replica in placement.replicas if replica.model in blueprint.models]
+    agents = [_agent(blueprint, inventory, replica) for replica in asked]
     agents = [with_loader(spec, evidence.state) for spec in agents]
     placed = {replica.replica: replica for replica in placement.replicas}
     running = evidence.running_specs().values()

@@ -12,7 +12,7 @@ from fabrictool.base.units import Power, Spending
 from fabrictool.blueprint import load
 from fabrictool.cli.plan_text import limit_lines
 from fabrictool.domain.limits import Limit
-from fabrictool.domain.plan import inputs_digest
+from fabrictool.domain.plan import ReplicaPlacement, inputs_digest
 from fabrictool.planner.assign import assign
 from fabrictool.planner.explaining.relaxations import explain_conflict
 from fabrictool.planner.explaining.rules import rule_sentences
@@ -325,3 +325,20 @@ def test_one_name_is_one_limit(tmp_path):
         into.write_text(f"{into.read_text()}\nlimits: {{q: {{devices: 3}}}}\n")
     with pytest.raises(InvalidInputError, match="the inventory has a limit of this name"):
         load(file, environment={})
+
+
+def test_what_stands_out_of_sight_of_a_model_that_is_gone_counts(tmp_path):
+    stray = ReplicaPlacement(
+        replica="gone/0", model="gone", provider="alpha", site="a", cluster="dear", partition="gpu",
+        device="h100-sxm", tp=4,
+    )  # fmt: skip
+    there = within(tmp_path, blueprint={"whole": Limit(devices=6)})
+    hidden = replace(there, usable=("cheap", "spot"), unseen=(stray,))
+    built, _ = hidden.build()
+    (limit,) = built.limits
+    assert limit.taken == 4.0
+    found = solved(built)
+    assert limit.used(built.options, found.counts) == 6.0
+    assert sum(built.options[i].devices * count for i, count in found.counts.items()) == 2
+    placement = assign(built, found, {}, hidden.unseen)
+    assert not violations(hidden.blueprint, hidden.inventory, placement, {"dear"}, 0.0)

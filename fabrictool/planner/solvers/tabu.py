@@ -55,7 +55,7 @@ class TabuSolver:
         require_options(problem)
         if any(option.variant for option in problem.options):
             message = "the tabu search does not choose among variants of a model"
-            raise UsageError.of("FT9001", message, hint="`--solver exact` does")
+            raise UsageError.of("FT2030", message, hint="`--solver exact` does")
         search = TabuSearch(problem, random.Random(f"tabu {seed}"))
         left = most = int(EVALUATIONS_PER_SECOND * deadline_s)
         usage = {i: float(k) for i, k in warm.counts.items()} if warm else _relaxation(problem, deadline_s, seed)
