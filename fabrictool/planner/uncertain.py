@@ -58,7 +58,8 @@ def windows_of(
 
 
 def together(blueprint: Blueprint, problem: PlacementProblem, solution: Solution, seed: int) -> float | None:
-    """Share of windows in which every model is served within its SLO; of one trace, those that were at the same time.
+    """Share of windows in which every model is served within its SLO; of one trace, those that were at the same time,
+    as far as the models' windows are equally long.
 
     None where fewer than two models are planned by a quantile.
     """

@@ -104,11 +104,15 @@ def _recorded(demand: Demand, name: str, trace: Trace, zone: tzinfo) -> Demand:
         )
     lengths = {"input": _length(mine.prompt), "output": _length(mine.output)}
     recorded = demand.model_copy(update={"rate": Rate(mine.rate), "cv": _two_digits(gap_cv(mine)), **lengths})
+    times = trace.times_of(name)
     if demand.begins is not None:
-        recorded = recorded.by_hours(hour_factors(mine, float(demand.begins), zone))
+        recorded = recorded.by_hours(hour_factors(times, trace.span, float(demand.begins), zone))
+    if demand.quantile is not None or recorded.factors:
+        # Hours and windows are of the whole trace, so the mean beside them is, too, where the model came late.
+        recorded = recorded.model_copy(update={"rate": Rate((len(mine) - 1) / trace.span)})
     if demand.quantile is None:
         return recorded
-    quantile, rates = float(demand.quantile), window_rates(mine, demand.window_s)
+    quantile, rates = float(demand.quantile), window_rates(times, trace.span, demand.window_s)
     fewest = fewest_windows(quantile)
     if len(rates) < fewest:
         message = (
@@ -118,7 +122,7 @@ def _recorded(demand: Demand, name: str, trace: Trace, zone: tzinfo) -> Demand:
         raise InvalidInputError.of("FT2201", message, hint=hint)
     rate, windows = Rate(quantile_rate(rates, quantile)), tuple(rates.tolist())
     # What differs between windows is in their quantile already.
-    return recorded.at_quantile(rate, _two_digits(gap_cv_inside(mine, demand.window_s)), windows)
+    return recorded.at_quantile(rate, _two_digits(gap_cv_inside(times, demand.window_s)), windows)
 
 
 def _declared(demand: Demand, name: str) -> Demand:

@@ -90,6 +90,11 @@ class Trace:
         chosen = self.only(self.model == self.models.index(name)) if name in self.models else self.only(slice(0))
         return replace(chosen, models=(name,), model=None)
 
+    def times_of(self, name: str) -> Floats:
+        """When a model's requests came, in seconds since the first of all; every request's where none names a model."""
+        times: Floats = self.arrival - self.arrival[0]
+        return times if self.model is None or self.models == ("",) else times[self.model == self.models.index(name)]
+
     def anonymous(self) -> Trace:
         """The same without the models' names, which are numbered by how often they are asked for."""
         if self.model is None:

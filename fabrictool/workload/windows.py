@@ -14,8 +14,6 @@ from fabrictool.domain.hours import DAY, WEEK, hour_of_week
 if TYPE_CHECKING:
     from datetime import tzinfo
 
-    from fabrictool.workload.trace import Trace
-
     Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 HOUR_S = 3600.0
@@ -23,10 +21,13 @@ SAMPLES = 1000
 """Windows of a declared demand."""
 
 
-def window_rates(trace: Trace, seconds: float) -> Floats:
-    """Requests/s in each whole window from the first arrival on, also where nothing came."""
-    number = int(trace.span // seconds)
-    at = ((trace.arrival - trace.arrival[0]) // seconds).astype(np.int64)
+def window_rates(times: Floats, span: float, seconds: float) -> Floats:
+    """Requests/s in each whole window of a trace that is so long, also where nothing came.
+
+    Times are since the trace's first request, whichever model's it was: so its models have the same windows.
+    """
+    number = int(span // seconds)
+    at = (times // seconds).astype(np.int64)
     return np.bincount(at[at < number], minlength=number)[:number] / seconds
 
 
@@ -49,12 +50,12 @@ def quantile_rate(rates: Floats, quantile: float) -> float:
     return float(np.sort(rates)[rank_of(quantile, len(rates)) - 1])
 
 
-def gap_cv_inside(trace: Trace, seconds: float) -> float:
+def gap_cv_inside(times: Floats, seconds: float) -> float:
     """Coefficient of variation of the gaps inside windows, each against its window's mean: without what differs between
     windows; 0 where no window has two gaps.
     """
-    at = ((trace.arrival - trace.arrival[0]) // seconds).astype(np.int64)
-    gaps = np.diff(trace.arrival)
+    at = (times // seconds).astype(np.int64)
+    gaps = np.diff(times)
     inside = at[1:] == at[:-1]
     window, gaps = at[1:][inside], gaps[inside]
     if not len(window):
@@ -103,12 +104,12 @@ def declared_quantile(rate: float, cv: float, seconds: float, quantile: float) -
     return max(0.0, low - (cv**2 - 1.0) / 2.0) / seconds
 
 
-def hour_factors(trace: Trace, begins: float, zone: tzinfo) -> tuple[float, ...]:
+def hour_factors(times: Floats, span: float, begins: float, zone: tzinfo) -> tuple[float, ...]:
     """Of the mean, for each hour of a week, where the trace is a day long at least, else none.
 
     Hours that were seen several times count with their mean; those of a trace of less than a week are every day's.
     """
-    rates = window_rates(trace, HOUR_S)
+    rates = window_rates(times, span, HOUR_S)
     if len(rates) < DAY:
         return ()
     period = WEEK if len(rates) >= WEEK else DAY

@@ -38,7 +38,7 @@ def a_trace(times):
 
 
 def test_windows_without_a_request_count_and_a_part_of_one_does_not():
-    assert window_rates(a_trace([5.0, 6.0, 7.0, 31.0, 38.0]), 10.0).tolist() == [0.3, 0.0, 0.1]
+    assert window_rates(np.array([0.0, 1.0, 2.0, 26.0, 33.0]), 33.0, 10.0).tolist() == [0.3, 0.0, 0.1]
 
 
 @pytest.mark.parametrize(("quantile", "number", "rank"), [(0.95, 19, 19), (0.95, 99, 95), (0.5, 1, 1), (0.9, 5, 6)])
@@ -89,10 +89,9 @@ def test_bursts_inside_windows_are_told_from_what_differs_between_them():
     busy = np.concatenate(
         [60.0 * n + np.sort(rng.random(rng.poisson(60 * (1 if n % 2 else 15)))) * 60 for n in range(200)]
     )
-    trace = a_trace(busy)
-    assert gap_cv(trace) > 1.6
-    assert gap_cv_inside(trace, 60.0) == pytest.approx(1.0, abs=0.05)
-    assert gap_cv_inside(a_trace([0.0, 100.0, 200.0]), 60.0) == 0.0
+    assert gap_cv(a_trace(busy)) > 1.6
+    assert gap_cv_inside(busy, 60.0) == pytest.approx(1.0, abs=0.05)
+    assert gap_cv_inside(np.array([0.0, 100.0, 200.0]), 60.0) == 0.0
 
 
 # -- a real trace --------------------------------------------------------------------------------------------------
@@ -188,6 +187,52 @@ def test_what_cannot_be_is_said(tmp_path, text, code):
     assert [problem.code for problem in caught.value.problems] == [code]
 
 
+TWO = BLUEPRINT.replace(
+    "    demand: DEMAND\n",
+    "    demand: {trace: t.csv, quantile: 50%, window: 1m}\n"
+    "  n: {source: hf://Qwen/Qwen3-32B, demand: {trace: t.csv, quantile: 50%, window: 1m}}\n",
+)
+
+
+def two_demands(folder, times, *, blueprint=TWO):
+    """Of two models in one trace."""
+    (folder / "inventory.yaml").write_text(INVENTORY)
+    (folder / "blueprint.yaml").write_text(blueprint)
+    rows = sorted((at, model) for model, each in times.items() for at in each)
+    (folder / "t.csv").write_text("t,in,out,model\n" + "".join(f"{at:.3f},100,10,{model}\n" for at, model in rows))
+    read = with_traces(load(folder / "blueprint.yaml", environment={}).blueprint, folder, lambda model: None)
+    return [read.models[model].demand for model in "mn"]
+
+
+@seeds(3, drawn=3, long=20)
+def test_models_of_one_trace_have_their_windows_at_the_same_time(tmp_path, seed):
+    """Also where one of them is asked for the first time later, by more than a window or by less."""
+    rng = random.Random(seed)
+    busy = [rng.random() < 0.3 for _ in range(100)]
+    times = [60.0 * minute + 0.5 * k for minute, high in enumerate(busy) for k in range(120 if high else 20)]
+    times.append(6000.0)
+    late = rng.uniform(1.0, 200.0)
+    m, n = two_demands(tmp_path, {"m": times, "n": [at for at in times if at >= late]})
+    whole = int(late // 60.0) + 1
+    assert len(m.windows) == len(n.windows) == 100
+    assert m.windows[whole:] == n.windows[whole:]
+    assert n.mean == pytest.approx(sum(n.windows) / 100, rel=0.01)
+
+
+def test_a_model_that_was_asked_for_in_one_hour_of_a_day_has_the_others_too(tmp_path):
+    day = [i * 60.0 for i in range(24 * 60 + 1)]
+    busy = {"m": day, "n": [10 * 3600.0 + i for i in range(3600)]}
+    _, n = two_demands(tmp_path, busy, blueprint=TWO.replace("1m", "1h"))
+    assert len(n.windows) == 24
+    assert [at for at, rate in enumerate(n.windows) if rate] == [10]
+    assert n.mean == pytest.approx(1 / 24, rel=0.01)
+    _, n = two_demands(
+        tmp_path, busy, blueprint=TWO.replace("quantile: 50%, window: 1m", 'begins: "2026-11-02T06:00:00Z"')
+    )
+    assert n.factors.index(max(n.factors)) == 16, "of the trace's first request, not of the model's"
+    assert max(n.factors) * float(n.rate) == pytest.approx(1.0, rel=0.01)
+
+
 def hourly(days, *, weekend=1.0):
     """Requests of whole days from a Monday's 06:00 on: four times as many from 08:00 to 09:00."""
     times = []
@@ -197,19 +242,23 @@ def hourly(days, *, weekend=1.0):
     return [*times, 24 * days * 3600.0]
 
 
+def factors_of(times, begins, zone):
+    return hour_factors(np.array(times), times[-1], begins, zone)
+
+
 MONDAY = 1793599200.0
 """2026-11-02 06:00 UTC."""
 
 
 def test_a_trace_has_the_hours_of_a_day_and_from_a_week_on_of_a_week():
-    day = hour_factors(a_trace(hourly(1)), MONDAY, UTC)
+    day = factors_of(hourly(1), MONDAY, UTC)
     assert day == pytest.approx([(40 if hour % 24 == 8 else 10) / (270 / 24) for hour in range(168)])
-    week = hour_factors(a_trace(hourly(15, weekend=0.5)), MONDAY, UTC)
+    week = factors_of(hourly(15, weekend=0.5), MONDAY, UTC)
     assert sum(week) / 168 == pytest.approx(1.0)
     assert week[8] == pytest.approx(4 * week[9]) == pytest.approx(8 * week[5 * 24 + 9])
-    tokyo = hour_factors(a_trace(hourly(1)), MONDAY, ZoneInfo("Asia/Tokyo"))
+    tokyo = factors_of(hourly(1), MONDAY, ZoneInfo("Asia/Tokyo"))
     assert tokyo.index(max(tokyo)) == 17
-    assert hour_factors(a_trace(hourly(1)[:-60]), MONDAY, UTC) == (), "no whole day"
+    assert factors_of(hourly(1)[:-60], MONDAY, UTC) == (), "no whole day"
 
 
 def test_a_blueprint_takes_the_hours_of_its_trace_once_it_is_said_when_it_begins(tmp_path):
