@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,9 +13,8 @@ import typer
 from fabrictool.base.clock import duration_text
 from fabrictool.base.units import Instant, UnitError
 from fabrictool.cli.output import data, json_data, say, table
-from fabrictool.cli.solve_watch import SearchClock
+from fabrictool.cli.searches import Searches, placement_row
 from fabrictool.planner.horizon import HOUR_S, planned, steps_of
-from fabrictool.planner.solvers.exact import ExactSolver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,13 +24,11 @@ if TYPE_CHECKING:
     from fabrictool.cli.source import Source
     from fabrictool.domain.evidence import Evidence
     from fabrictool.planner.horizon import Horizon, PlacedStep, Schedule, Step
-    from fabrictool.planner.problem import PlacementProblem, Solution
 
 SHORTEST_S = 0.2
 """Of one search, also after the budget: each step needs a placement."""
 FOR_PLACEMENTS = 0.7
 """Share of the budget; the rest is for the way through them."""
-PATIENCE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,29 +50,6 @@ class Span:
         return cls(seconds, HOUR_S if step_s is None else step_s, begin)
 
 
-class _Searches:
-    """Each has an even part of what is left of budget and work."""
-
-    def __init__(self, limit: SearchLimit, seed: int, number: int) -> None:
-        self._limit, self._seed, self._number, self._done = limit, seed, number, 0
-        self._began = time.monotonic()
-        self._clock = SearchClock(keeps=False, budget_s=limit.budget_s)
-
-    def more(self) -> bool:
-        return self._clock.left_s() > 0.0
-
-    def solve(self, problem: PlacementProblem) -> Solution:
-        left = max(1, self._number - self._done)
-        until = time.monotonic() + max(SHORTEST_S, FOR_PLACEMENTS * self._clock.left_s() / left)
-        solver = ExactSolver(lambda: until - time.monotonic())
-        *_, solution = solver.solve(problem, deadline_s=self._limit.work_s / self._number, seed=self._seed)
-        self._done += 1
-        passed = time.monotonic() - self._began
-        if sys.stderr.isatty() and passed > PATIENCE_S:
-            say(f"{passed:4.0f} s  {self._done} of {self._number} placements at most")
-        return solution
-
-
 # Wide: what the command was given.
 def show_horizon(
     source: Source,
@@ -95,7 +68,8 @@ def show_horizon(
     begin -= begin % min(span.step_s, HOUR_S)
     situation = situation_of(source.blueprint, source.inventory, evidence_of().within(source.inventory), begin)
     steps = steps_of(situation, begin, span.step_s, math.ceil(span.seconds / span.step_s))
-    searches = _Searches(limit, seed, 2 * len(steps) + 1)
+    number = 2 * len(steps) + 1
+    searches = Searches(limit, seed, number, keeps=False, share=FOR_PLACEMENTS, least_s=SHORTEST_S)
     horizon = planned(steps, situation.current, searches.solve, searches.more)
     currency = currency_of(source.inventory) if steps[0].money else "kWh"
     if as_json:
@@ -196,6 +170,7 @@ def _totals(way: Schedule) -> dict[str, float]:
 
 
 def _step_document(step: Step, part: PlacedStep) -> dict[str, Any]:
+    options = {option.key: option for option in step.problem.options}
     return {
         "begin": f"{datetime.fromtimestamp(step.begin, UTC):%Y-%m-%dT%H:%M:%SZ}",
         "rates": {need.model: round(need.rate, 6) for need in step.problem.needs},
@@ -207,15 +182,9 @@ def _step_document(step: Step, part: PlacedStep) -> dict[str, Any]:
         "moving": round(part.switching, 6),
         "unserved_rate": part.unserved,
         "misses_slo_rate": part.misses,
-        "placement": [_column(key, count) for key, count in part.placed],
+        "placement": [placement_row(options[key], count) for key, count in part.placed],
     }
 
 
 def _of(part: PlacedStep, model: str) -> int:
     return sum(count for key, count in part.placed if key[0] == model)
-
-
-def _column(key: tuple[str, str, str, int, int, str], count: int) -> dict[str, Any]:
-    model, cluster, partition, tp, pp, phase = key
-    place = {"cluster": cluster, "partition": partition}
-    return {"model": model, **place, "tp": tp, "pp": pp, "phase": phase, "replicas": count}
