@@ -40,6 +40,11 @@ class Limit(Document):
         """(kind, name) of the part that is limited; two times "" where it is the whole fabric."""
         return next(((kind, getattr(self, kind)) for kind in SCOPES if getattr(self, kind) is not None), ("", ""))
 
+    def holds(self, *, provider: str, site: str, cluster: str, account: str) -> bool:
+        """Whether what stands there is limited by it."""
+        kind, name = self.scope
+        return not kind or {"provider": provider, "site": site, "cluster": cluster, "account": account}[kind] == name
+
     @model_validator(mode="after")
     def _sound(self) -> Limit:
         scopes = [name for name in SCOPES if getattr(self, name) is not None]

@@ -40,11 +40,9 @@ def limits_of(blueprint: Blueprint, inventory: Inventory, pools: Sequence[Pool])
 
 
 def _within(limit: Limit, inventory: Inventory, pools: Iterable[Pool]) -> Iterator[PoolKey]:
-    kind, name = limit.scope
     for pool in pools:
         account = inventory.clusters[pool.cluster].partitions[pool.partition].job.account
-        its = {"": "", "provider": pool.provider, "site": pool.site, "cluster": pool.cluster, "account": account}
-        if its[kind] == name:
+        if limit.holds(provider=pool.provider, site=pool.site, cluster=pool.cluster, account=account):
             yield pool.key
 
 
@@ -67,20 +65,13 @@ def beside(
 ) -> tuple[ResourceLimit, ...]:
     """With what is taken by replicas that are remembered, and that no option stands for any more."""
     known = {pool.key: pool for pool in pools}
-    blocks = [
-        (known[cluster, partition], held)
+    nodes = [
+        (known[cluster, partition], held / known[cluster, partition].devices_per_node)
         for replica in replicas
         if all((stage.cluster, stage.partition) in known for stage in replica.every_stage)
         for cluster, partition, held in replica.blocks(inventory)
     ]
-    return tuple(replace(limit, taken=math.fsum(_taken(limit, *block) for block in blocks)) for limit in limits)
-
-
-def _taken(limit: ResourceLimit, pool: Pool, held: int) -> float:
-    if pool.key not in limit.pools:
-        return 0.0
-    of_a_node = {"cost": pool.price_per_node_hour, "power": pool.power_per_node_w}.get(limit.resource)
-    return float(held) if of_a_node is None else of_a_node * held / pool.devices_per_node
+    return tuple(replace(limit, taken=math.fsum(limit.of(*its) for its in nodes)) for limit in limits)
 
 
 def limit_rows(

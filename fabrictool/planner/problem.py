@@ -262,10 +262,14 @@ class ResourceLimit:
         """What one replica takes of it."""
         if self.resource == "devices":
             return float(sum(size * number for (key, size), number in option.blocks.items() if key in self.pools))
-        nodes = ((pool, share) for pool, share in option.nodes if pool.key in self.pools)
-        if self.resource == "cost":
-            return sum(pool.price_per_node_hour * share for pool, share in nodes)
-        return sum(pool.power_per_node_w * share for pool, share in nodes)
+        return sum(self.of(pool, share) for pool, share in option.nodes)
+
+    def of(self, pool: Pool, nodes: float) -> float:
+        """What so many nodes of a pool, not whole ones, take of it."""
+        of_a_node = {
+            "devices": pool.devices_per_node, "cost": pool.price_per_node_hour, "power": pool.power_per_node_w,
+        }  # fmt: skip
+        return nodes * of_a_node[self.resource] if pool.key in self.pools else 0.0
 
     def used(self, options: Sequence[Option], counts: Mapping[int, int]) -> float:
         return self.taken + math.fsum(count * self.used_by(options[i]) for i, count in counts.items() if count)

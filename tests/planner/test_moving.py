@@ -329,3 +329,12 @@ def test_what_is_spared_saves_moves_or_is_taken_back(monkeypatch, tmp_path):
         plan, strict = ({stage.name: stage.objective for stage in it.stages} for it in (again, other))
         if strict["served"] >= plan["served"] - 1e-3:
             assert plan["latency"] <= strict["latency"] * 1.01
+
+
+def test_the_plan_says_where_what_runs_cannot_stay():
+    a, b = pool("a", nodes=1), pool("b", nodes=2)
+    now = {("m", "a", "p", 1, 1, "unified"): 2}
+    instance = problem([ModelNeed("m", 0.5, 2, 2)], [option("m", where) for where in (a, b)], [a, b], current=now)
+    its = moves_of(instance, solve(instance), "", 0)
+    assert its is not None
+    assert its.otherwise == "what runs cannot stay: it breaks a rule, or its nodes are gone"

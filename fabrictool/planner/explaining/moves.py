@@ -37,10 +37,8 @@ def moves_of(problem: PlacementProblem, solution: Solution, currency: str, seed:
 
 def _otherwise(problem: PlacementProblem, solution: Solution, currency: str, seed: int) -> str:
     """What would be worse without them; moves themselves are not counted on either side."""
-    stay = problem.running
-    names, left = user_stages(problem), None
-    if _has_room(problem, stay):
-        left = in_order(Formulation.of_counts(problem, stay), names, seconds=SECONDS, seed=seed)
+    names = user_stages(problem)
+    left = in_order(Formulation.of_counts(problem, problem.running), names, seconds=SECONDS, seed=seed)
     if left is None:
         return "what runs cannot stay: it breaks a rule, or its nodes are gone"
     now = {name: value - moves_in(problem, solution.counts, name) for name, value in values_of(solution).items()}
@@ -50,15 +48,6 @@ def _otherwise(problem: PlacementProblem, solution: Solution, currency: str, see
     name, change = worse
     more = amount(name, abs(change), currency)
     return f"if nothing moved: {more} {'more' if change > 0 else 'less'} {NOUNS[name].rstrip(',')}"
-
-
-def _has_room(problem: PlacementProblem, counts: dict[int, int]) -> bool:
-    pools = {pool.key: pool for pool in problem.pools}
-    taken = dict.fromkeys(pools, 0)
-    for i, count in counts.items():
-        for (key, size), number in problem.options[i].blocks.items():
-            taken[key] = taken.get(key, 0) + size * number * count
-    return all(taken[key] <= pool.nodes * pool.devices_per_node for key, pool in pools.items())
 
 
 def refuse_too_few(problem: PlacementProblem, seed: int) -> None:

@@ -14,7 +14,7 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fabrictool.base.errors import FabrictoolError, UsageError
+from fabrictool.base.errors import FabrictoolError
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.infeasible import explain_infeasible, require_options
 from fabrictool.planner.solvers.neighbours import neighbours
@@ -55,7 +55,7 @@ class TabuSolver:
         require_options(problem)
         if any(option.variant for option in problem.options):
             message = "the tabu search does not choose among variants of a model"
-            raise UsageError.of("FT2030", message, hint="`--solver exact` does")
+            raise FabrictoolError.of("FT2030", message, hint="`--solver exact` does")
         search = TabuSearch(problem, random.Random(f"tabu {seed}"))
         left = most = int(EVALUATIONS_PER_SECOND * deadline_s)
         usage = {i: float(k) for i, k in warm.counts.items()} if warm else _relaxation(problem, deadline_s, seed)
