@@ -63,6 +63,21 @@ class ReferenceCheck:
                 there = f"prices are in {', '.join(sorted(currencies))}" if currencies else "no partition has a price"
                 hint = "write it in the inventory's currency" if currencies else "write `price` for partitions"
                 self.say("FT1283", ("limits", name, "cost"), f"{limit.cost.currency}, and {there}", hint)
+            elif limit.cost is not None:
+                self._unpriced(name, limit, inventory)
+
+    def _unpriced(self, name: str, limit: Limit, inventory: Inventory) -> None:
+        unpriced = [
+            f"{cluster}/{partition}"
+            for cluster, described in inventory.clusters.items()
+            for partition, its in described.partitions.items()
+            if described.enabled and its.price is None
+            if (site := inventory.sites.get(described.site)) is not None
+            and limit.holds(provider=site.provider, site=described.site, cluster=cluster, account=its.job.account)
+        ]
+        if unpriced:
+            message = f"{', '.join(sorted(unpriced))}: without a price, so nothing of it counts"
+            self.say("FT1284", ("limits", name, "cost"), message, "write `price`, `0 CHF/h` of what is free", "warning")
 
 
 class InventoryCheck(ReferenceCheck):

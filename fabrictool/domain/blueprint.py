@@ -73,6 +73,8 @@ Objective = Literal["fairness", "slo", "quality", "latency", "cost", "energy", "
 ROUTING_POLICIES = ("least-loaded", "random", "round-robin", "weighted", "power-of-two", "slo-headroom", "slo-packing")
 """Those that come with fabrictool; others are installed."""
 DEMAND_WINDOW_S, LEAST_QUANTILE = 300.0, 0.5
+MOST_CV_OF_A_QUANTILE = 5.0
+"""Beyond it the closed form of `workload.windows` is far from drawn arrivals."""
 MAIN = "main"
 """Name of the gateway that ``gateway:`` means."""
 
@@ -213,6 +215,9 @@ class Demand(Document):
             raise problem("FT1298", "`quantile` is of a demand that is the same in all hours, and `hours` differ", hint)
         if self.quantile is not None and not LEAST_QUANTILE <= float(self.quantile) < 1.0:
             raise problem("FT1297", f"`quantile` is {self.quantile}", "from 50% to below 100%, such as `95%`")
+        if self.quantile is not None and self.cv is not None and self.cv > MOST_CV_OF_A_QUANTILE:
+            hint = "a trace, of which windows are counted; or plan for a higher `rate`"
+            raise problem("FT1297", f"by chance alone a quantile is known for `cv` up to 5, not for {self.cv:g}", hint)
         return self
 
 

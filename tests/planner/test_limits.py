@@ -24,7 +24,7 @@ from fabrictool.planner.solvers.registry import SOLVERS
 from fabrictool.planner.solvers.symmetry import merged
 from fabrictool.planner.stages import values_of
 from fabrictool.planner.verify import violations
-from tests.planner.fabrics import situation, solved, write_fabric
+from tests.planner.fabrics import INVENTORY, situation, solved, write_fabric
 from tests.planner.test_exact import MOST, cheapest_load, fits, option, pool, problem, solve
 from tests.planner.test_exact import random_instance as random_models
 from tests.seeds import seeds
@@ -317,6 +317,20 @@ def test_limits_that_cannot_be_meant(tmp_path, text, words):
             load(file, environment={})
         told = [f"{its.code} {its.message}" for its in raised.value.problems]
         assert any(line.startswith(words) for line in told), told
+
+
+@pytest.mark.parametrize("document", ["blueprint", "inventory"])
+def test_what_has_no_price_is_told_beside_a_limit_on_money(tmp_path, document):
+    for limit, told in (
+        ("{cost: 9 CHF/h}", ["limits.q.cost: spot/gpu: without a price, so nothing of it counts"]),
+        ("{provider: alpha, cost: 9 CHF/h}", []),
+        ("{devices: 9}", []),
+    ):
+        file = write_fabric(tmp_path, inventory=INVENTORY.replace(", price: 4 CHF/h", ""))
+        into = file if document == "blueprint" else file.parent / "inventory.yaml"
+        into.write_text(f"{into.read_text()}\nlimits: {{q: {limit}}}\n")
+        warnings = load(file, environment={}).warnings
+        assert [its.message for its in warnings if its.code == "FT1284"] == told
 
 
 def test_one_name_is_one_limit(tmp_path):

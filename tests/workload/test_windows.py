@@ -177,6 +177,7 @@ def test_without_a_quantile_it_is_as_it_was(tmp_path):
     [
         (DECLARED + ", quantile: 100%", "FT1297"),
         (DECLARED + ", quantile: 30%", "FT1297"),
+        (DECLARED.replace("cv: 4", "cv: 6") + ", quantile: 90%", "FT1297"),
         (DECLARED + ", window: 1m", "FT1297"),
         ("trace: t.csv, quantile: 95%, window: 10m", "FT1127"),
     ],
