@@ -5,8 +5,8 @@ left it and from nothing, those of the other steps, what runs, and one for the b
 them serves in each step is a linear program with its counts; the best way through them is found by dynamic
 programming over unserved requests, then requests that miss their SLO, then what running, starting and stopping come
 to. The same is then tried for each model while the others stay, and replicas that go and come back are kept where that
-is cheaper. As the way without a look ahead and the one
-placement for the peak are among those compared, no schedule is worse than them.
+is cheaper. As the way without a look ahead and the one placement for the peak are among those compared, no schedule is
+worse than them.
 """
 
 from __future__ import annotations
