@@ -149,9 +149,7 @@ def _forecast_lines(plan: Plan) -> list[str]:
     lines += [line for model in forecast.models if model.variants for line in folded(f"  {_variants(model)}")]
     lines += [line for model in forecast.models if model.spared for line in folded(f"  {_spared(model)}", "    ")]
     lines += [line for model in forecast.models if model.demand for line in folded(f"  {_windows(model)}", "    ")]
-    if not isinstance(forecast.held_together, msgspec.UnsetType):
-        within = " within their SLOs" if any(model.slo for model in forecast.models if model.demand) else ""
-        lines += folded(f"  these models at once: served{within} in {share_text(forecast.held_together)} of windows")
+    lines += [line for text in _at_once(forecast) for line in folded(f"  {text}")]
     cost = f"{forecast.cost_per_hour:.2f} {forecast.currency}/h" if forecast.currency else "no prices in the inventory"
     power = f"{forecast.power_w:.0f} W" if forecast.power_w else "no power figures"
     lines.append(f"cost {cost}   power {power}")
@@ -221,6 +219,14 @@ def _windows(model: ModelForecast) -> str:
         else f"served in {share_text(its.served)} of them"
     )
     return f"{rate}: {windows}; {held}{lost}"
+
+
+def _at_once(forecast: Forecast) -> list[str]:
+    """In how many windows all models that are planned for a quantile hold."""
+    if isinstance(forecast.held_together, msgspec.UnsetType):
+        return []
+    within = " within their SLOs" if any(model.slo for model in forecast.models if model.demand) else ""
+    return [f"these models at once: served{within} in {share_text(forecast.held_together)} of windows"]
 
 
 def complaints(model: ModelForecast) -> list[str]:

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from fabrictool.base.units import Share
-from fabrictool.cli.plan_text import _windows
-from fabrictool.domain.plan import ModelForecast
+from fabrictool.cli.plan_text import _at_once, _windows
+from fabrictool.domain.plan import Forecast, ModelForecast
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.problem import Level, ModelNeed
 from fabrictool.planner.stages import in_order
@@ -104,14 +104,31 @@ def test_who_plans_by_the_mean_is_told_nothing():
     assert windows_of(instance, solution, "m", None) is None
 
 
+NOTHING_ELSE = {"cost_per_hour": 0.0, "currency": "", "power_w": 0.0, "basis": ""}
+
+
+def told_of(its, **more):
+    return ModelForecast(
+        model="m", replicas=1, utilisation=1.0, served=1.0, ttft_p95_s=None, tpot_p95_s=None, e2e_p95_s=None,
+        demand=its, **more,
+    )  # fmt: skip
+
+
+def test_slos_are_spoken_of_where_there_are_any():
+    here = pool("a", nodes=1)
+    instance = problem([ModelNeed("m", 0.8, 0, 1)], [option("m", here)], [here])
+    its = windows_of(instance, solve(instance), "m", a_demand([0.2, 0.4, 0.8, 1.0], 0.6, 0.8))
+    for slo, words in (("meets", "served within their SLOs in 75%"), ("", "served in 75%")):
+        forecast = Forecast(models=(told_of(its, slo=slo),), **NOTHING_ELSE, held_together=0.75)
+        assert _at_once(forecast) == [f"these models at once: {words} of windows"]
+    assert _at_once(Forecast(models=(told_of(its),), **NOTHING_ELSE)) == []
+
+
 def test_it_is_told_in_words():
     here = pool("a", nodes=1)
     instance = problem([ModelNeed("m", 0.8, 0, 1)], [option("m", here)], [here])
     its = windows_of(instance, solve(instance), "m", a_demand([0.2, 0.4, 0.8, 1.0], 0.6, 0.8))
-    line = ModelForecast(
-        model="m", replicas=1, utilisation=1.0, served=1.0, ttft_p95_s=None, tpot_p95_s=None, e2e_p95_s=None, demand=its
-    )
-    assert _windows(line) == (
+    assert _windows(told_of(its)) == (
         "m: planned for 0.8 req/s (0.2–1), mean 0.6: 60% of 1m windows of its trace ask for no more;"
         " served in 75% of them, 0.05 req/s unserved in the mean"
     )
