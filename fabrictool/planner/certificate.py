@@ -99,9 +99,9 @@ def _as_asked(problem: PlacementProblem, first: Solution, taught: Solution, seed
             if relaxed is None:
                 relaxed = Formulation(whole, range(len(whole.options)), whole=False)
                 for earlier in taught.stages[:at]:
-                    relaxed.keep(earlier.name, kept(earlier.name, earlier.objective, earlier.bound))
+                    relaxed.keep(earlier.name, kept(whole, earlier.name, earlier.objective, earlier.bound))
             bound = _below(relaxed, stage.name, seed)
-            relaxed.keep(stage.name, kept(stage.name, stage.objective, bound))
+            relaxed.keep(stage.name, kept(whole, stage.name, stage.objective, bound))
         yield replace(stage, bound=clean(min(bound, stage.objective)))
 
 

@@ -84,12 +84,12 @@ def tolerance(name: str, value: float) -> float:
     return max(rounding(value), LATENCY_TOLERANCE * value) if name == "latency" else rounding(value)
 
 
-def kept(name: str, value: float, bound: float) -> float:
+def kept(problem: PlacementProblem, name: str, value: float, bound: float) -> float:
     """The most that a solved stage may come to while later ones are solved.
 
     Of a tolerance, what the search has left of it: both together are at most so far above the bound.
     """
-    return max(value + rounding(value), bound + tolerance(name, bound))
+    return max(value + rounding(value), bound + slack(problem, name, bound))
 
 
 def slack(problem: PlacementProblem, name: str, value: float) -> float:

@@ -37,7 +37,7 @@ def appraise(problem: PlacementProblem, counts: dict[int, int], solver: str, dea
         value = loads.value(name, answer)
         stages.append(StageResult(name, clean(value), clean(min(value, below.objective))))
         for formulation in (loads, relaxed):
-            formulation.keep(name, kept(name, value, below.objective))
+            formulation.keep(name, kept(problem, name, value, below.objective))
     served = loads.loads(answer) if answer is not None else {}
     return Solution({i: k for i, k in counts.items() if k}, served, tuple(stages), solver, optimal=False)
 

@@ -36,9 +36,9 @@ from fabrictool.planner.stages import (
     demand,
     first_change,
     in_order,
+    kept,
     residual,
     rounding,
-    slack,
     spared,
     user_stages,
 )
@@ -146,7 +146,7 @@ class PlacementSearch:
         yield self._solution()
         yield from self._improved(name)
         self._optimal = self._is_proved(name)
-        self._keep(name, self._most(name))
+        self._keep(name, kept(self._problem, name, self._total(name), self._bounds[name]))
         if name == "moves":
             yield from self._tightened()
 
@@ -156,13 +156,6 @@ class PlacementSearch:
             self._judge(name)
             yield from self._improved(name)
             self._keep(name, self._total(name) + rounding(self._total(name)))
-
-    def _most(self, name: str) -> float:
-        """That a solved stage may come to. Of a tolerance, what the search has left of it: both together are at most so
-        far above the bound.
-        """
-        total, bound = self._total(name), self._bounds[name]
-        return max(total + rounding(total), bound + slack(self._problem, name, bound))
 
     def _spare(self) -> None:
         """Stages before may become a little worse again where that saves moves."""
