@@ -17,7 +17,7 @@ from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.instances import synthetic
 from fabrictool.planner.moving import DRAIN_S, PAYBACK_S, moves_are_used_up, moves_in
 from fabrictool.planner.problem import ModelNeed
-from fabrictool.planner.solvers import core, placing
+from fabrictool.planner.solvers import placing
 from fabrictool.planner.solvers.exact import ExactSolver
 from fabrictool.planner.solvers.part import part_of
 from fabrictool.planner.stages import in_order, user_stages
@@ -106,22 +106,25 @@ def worth(instance, now):
 SPARED = {"latency": 0.05, "cost": 0.01, "energy": 0.01}
 
 
-def fewest(instance, *, room):
-    """The fewest moves of those that are as good as the stages want them, within a little more or less than that."""
+def fair(instance, *, room):
+    """(values, moves) of all that are as good as the stages want them, within a little more or less than that."""
     every = list(worth(instance, instance.current))
     served = min(unserved for unserved, _, _ in every)
-    every = left = [it for it in every if it[0] == served]
-    spared = {}
+    every = left = [(values, moved) for unserved, values, moved in every if unserved == served]
+    limits = {}
     for name in instance.objective:
         if name != "slo":
-            least = min(values[name] for _, values, _ in left)
-            left = [it for it in left if it[1][name] <= least + 1e-5]
-            spared[name] = least * (1 + SPARED[name])
-    fair = (moved for _, values, moved in every if all(values[n] <= v * (1 + room) + room for n, v in spared.items()))
-    return min(fair, default=math.inf)
+            least = min(values[name] for values, _ in left)
+            left = [it for it in left if it[0][name] <= least + 1e-5]
+            limits[name] = least * (1 + SPARED[name]) * (1 + room) + room
+    return [it for it in every if all(it[0][name] <= limit for name, limit in limits.items())]
 
 
-@seeds(0, drawn=40, long=1000)
+def fewest(instance, *, room):
+    return min((moved for _, moved in fair(instance, room=room)), default=math.inf)
+
+
+@seeds(0, drawn=20, long=1000)
 def test_no_more_moves_than_brute_force_needs(seed):
     rng = random.Random(seed)
     instance = applied(rng)
@@ -135,7 +138,22 @@ def test_no_more_moves_than_brute_force_needs(seed):
         assert fewest(later, room=1e-4) <= moves(later, again) <= fewest(later, room=-1e-4)
 
 
-@seeds(0, drawn=40, long=1000)
+@seeds(0, drawn=20, long=1000)
+def test_what_is_spared_saves_moves_or_is_taken_back(seed):
+    """Of all with no more moves, and no farther from the best than that may be, the first stage is at its least."""
+    rng = random.Random(seed)
+    later = grown(applied(rng), rng.choice([1.03, 1.3, 2.0]))
+    try:
+        again = solve(later)
+    except InfeasibleError:
+        return
+    (first,) = [name for name in later.objective if name != "slo"][:1]
+    least = min(values[first] for values, moved in fair(later, room=1e-4) if moved <= moves(later, again))
+    reached = next(stage.objective for stage in again.stages if stage.name == first)
+    assert reached <= least * (1 + 1e-3) + 2e-3
+
+
+@seeds(0, drawn=20, long=1000)
 def test_a_plan_of_what_was_applied_is_empty_tiny(seed):
     instance = applied(random.Random(seed))
     assert moves(instance, solve(instance)) == 0
@@ -161,14 +179,14 @@ def searched(instance):
     return solution
 
 
-@seeds(0, drawn=6, long=1000)
+@seeds(0, drawn=3, long=1000)
 def test_a_plan_of_what_was_applied_is_empty(seed, tmp_path):
     instance = fabric(tmp_path, random.Random(seed))
     instance = running(instance, searched(instance))
     assert moves(instance, searched(instance)) == 0
 
 
-@seeds(0, drawn=4, long=1000)
+@seeds(0, drawn=2, long=1000)
 def test_no_replica_moves_that_need_not(seed, tmp_path):
     """Each move undone by itself costs more than the plan was free to spend, or breaks a rule."""
     instance = fabric(tmp_path, random.Random(seed))
@@ -242,7 +260,7 @@ def test_values_that_a_solution_states_hold_its_moves():
 # -- no more than so many ---------------------------------------------------------------------------------------------
 
 
-@seeds(0, drawn=30, long=1000)
+@seeds(0, drawn=15, long=1000)
 def test_no_more_moves_than_are_allowed_and_the_best_of_them(seed):
     rng = random.Random(seed)
     instance = applied(rng)
@@ -310,22 +328,6 @@ def test_a_part_whose_models_do_not_run_yet_counts_its_starts():
     assert part.runs
     assert (part.current, part.max_moves) == ({}, 2)
     assert sum(solve(part).counts.values()) == 2
-
-
-def test_what_is_spared_saves_moves_or_is_taken_back(monkeypatch, tmp_path):
-    """With as many moves, and nothing spared, latency is no better than the plan has it."""
-    for seed in random.SystemRandom().sample(range(10**6), 3):
-        instance = replace(fabric(tmp_path, random.Random(seed)), objective=("latency",))
-        later = grown(running(instance, searched(instance)), 1.2)
-        again = searched(later)
-        limited = replace(later, max_moves=int(moves(later, again)))
-        with monkeypatch.context() as patched:
-            patched.setattr(placing, "spared", lambda *_: {})
-            patched.setattr(core, "spared", lambda *_: {})
-            other = searched(limited)
-        plan, strict = ({stage.name: stage.objective for stage in it.stages} for it in (again, other))
-        if strict["served"] >= plan["served"] - 1e-3:
-            assert plan["latency"] <= strict["latency"] * 1.01
 
 
 def test_the_plan_says_where_what_runs_cannot_stay():
