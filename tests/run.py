@@ -3,7 +3,7 @@
 =========== ============================================================================================
 testbed     what runs on the Slurm testbed (marker ``bed``)
 processes   what starts sshd and whole fabrics on this machine
-commands    what calls the command line again and again, and the gateway
+commands    what calls the command line again and again, gateways and agents
 the others  everything else; its output is seen as it comes
 =========== ============================================================================================
 
@@ -18,7 +18,7 @@ from pathlib import Path
 
 PYTEST = [sys.executable, "-m", "pytest"]
 PROCESSES = ["tests/clusters/connections", "tests/e2e", "tests/gitops"]
-COMMANDS = ["tests/cli", "tests/docs", "tests/state", "tests/test_install.py", "tests/gateway"]
+COMMANDS = ["tests/cli", "tests/docs", "tests/state", "tests/test_install.py", "tests/gateway", "tests/agent"]
 SLOWEST = "--durations=15"
 GIVING_WAY = ["nice", "-n", "10"]
 """What the last two begin with: they compute, and the lanes beside them must hear heartbeats in time."""
@@ -33,7 +33,7 @@ def main(arguments):
     lanes = {
         "the tests on the Slurm testbed": [*PYTEST, "-m", f"bed and {LEFT_OUT}"],
         "the tests that start programs": [*PYTEST, "-m", f"not bed and {LEFT_OUT}", *PROCESSES],
-        "the tests of the command line and the gateway": [
+        "the tests of the command line, gateways and agents": [
             *GIVING_WAY, *PYTEST, "-m", f"not bed and {LEFT_OUT}", *COMMANDS,
         ],
     }  # fmt: skip

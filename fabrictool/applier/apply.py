@@ -225,7 +225,12 @@ class _Run:
         if not self._heals:
             wanted = self._state.applied_units
             self._forget(lambda unit: unit.address not in wanted)  # a crash came between an end and that
-            self.remember(applied_plan=self._plan.id, applied_blueprint=self._plan.blueprint_digest)
+            situation = self._plan.situation
+            self.remember(
+                applied_plan=self._plan.id,
+                applied_blueprint=self._plan.blueprint_digest,
+                applied_situation="" if isinstance(situation, msgspec.UnsetType) else situation,
+            )
         self.note("end")
         if not self._heals:
             self._wait_for_the_rest(observed)

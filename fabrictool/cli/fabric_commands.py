@@ -142,6 +142,12 @@ def plan(
             help="Let the placement start and stop at most N replicas of what runs, and serve as well as that allows.",
         ),
     ] = None,
+    improve: Annotated[
+        bool,
+        typer.Option(
+            "--improve", help="Search for a better placement also where nothing changed since the last apply."
+        ),
+    ] = False,
     executor: Annotated[
         str,
         typer.Option(help="Where the what-ifs are tried: here, processes, dask://HOST:PORT; default: here for one."),
@@ -202,8 +208,8 @@ def plan(
         name = "--pareto" if pareto is not None else "--horizon"
         _refuse(
             f"{name} makes no plan: no --what-if, --out, --plot, --chart, --render, --explain, --why-not, --policy,"
-            " --solver, --max-moves, --node-loss or --detailed-exitcode with it",
-            what_if or of_a_plan or max_moves is not None or node_loss or solver != "exact",
+            " --solver, --max-moves, --improve, --node-loss or --detailed-exitcode with it",
+            what_if or of_a_plan or max_moves is not None or improve or node_loss or solver != "exact",
         )
         _refuse("either --pareto or --horizon", pareto is not None and horizon is not None)
         from fabrictool.cli.planning import evidence_of
@@ -220,8 +226,8 @@ def plan(
     if what_if:
         _refuse(
             "--what-if makes no plan: no --out, --plot, --chart, --render, --explain, --why-not, --policy, --offline,"
-            " --assume-empty, --max-moves, --node-loss or --detailed-exitcode with it",
-            of_a_plan or offline or assume_empty or max_moves is not None or node_loss,
+            " --assume-empty, --max-moves, --improve, --node-loss or --detailed-exitcode with it",
+            of_a_plan or offline or assume_empty or max_moves is not None or improve or node_loss,
         )
         from fabrictool.cli.whatif import SweepOptions, show_sweep
 
@@ -253,6 +259,7 @@ def plan(
         progress,
         explain=explain,
         max_moves=max_moves,
+        improve=improve,
         node_loss=node_loss,
         why_not=tuple(why_not or ()),
     )
@@ -329,7 +336,9 @@ def apply(
         if plan is None:
             with source.warnings_without_a_plan():
                 # What is compared with a plan is searched for as long as that was.
-                options = PlanOptions(seed) if judged is None else PlanOptions(seed, judged.certificate.work / 100)
+                options = PlanOptions(seed)
+                if judged is not None:
+                    options = PlanOptions(seed, judged.certificate.work / 100, improve=judged.moves_replicas)
                 plan, evidence = plan_online(source, fabric, options)
             if not as_json:
                 data(render(plan, evidence.observed))

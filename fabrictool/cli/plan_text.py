@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 SYMBOLS = {"create": "+", "update": "~", "replace": "~", "delete": "-", "keep": "=", "unknown": "?"}
 
+UNCHANGED = "nothing has changed since the last apply, so the placement stays as it is (--improve searches for better)"
+
 
 def render(plan: Plan, observed: Observed, *, verbosity: int = 0, explain: bool = False) -> str:
     """The default view; `verbosity` 1 adds kept units and changed fields, 2 the operations."""
@@ -39,6 +41,7 @@ def render(plan: Plan, observed: Observed, *, verbosity: int = 0, explain: bool 
     unknown = frozenset(name for name, facts in observed.clusters.items() if not facts.known)
     lines += action_lines(plan, verbosity, unknown)
     lines += [line for text in _moves_lines(plan) for line in folded(text)]
+    lines += folded(UNCHANGED) if plan.unchanged is True else []
     lines += ["", *_forecast_lines(plan)]
     if explain:
         lines += ["", "Why:", *[line for reason in plan.reasons for line in folded(f"  · {reason}", "    ")]]

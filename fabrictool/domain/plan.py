@@ -380,6 +380,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     placement: Placement
     forecast: Forecast
     certificate: Certificate
+    situation: str | msgspec.UnsetType = msgspec.UNSET
+    """Digest of what the placement was searched from, but for what ran: the files, and which clusters and nodes were
+    there. Not written where nothing is placed."""
+    unchanged: bool | msgspec.UnsetType = msgspec.UNSET
+    """True where what runs stays without a search: nothing has changed since it was applied. Else not written."""
     reasons: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     moves: Moves | msgspec.UnsetType = msgspec.UNSET
@@ -397,6 +402,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         document = msgspec.to_builtins(msgspec.structs.replace(self, outlook=()))
         del document["starts"]
         return digest(document)
+
+    @property
+    def moves_replicas(self) -> bool:
+        """Whether anything of what runs starts or stops for a better placement."""
+        return not isinstance(self.moves, msgspec.UnsetType)
 
     @property
     def changes(self) -> tuple[Action, ...]:

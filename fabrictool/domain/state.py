@@ -71,6 +71,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """Id of the last plan that was carried out."""
     applied_blueprint: str = ""
     """Digest of what that plan was made of."""
+    applied_situation: str = ""
+    """The same with the clusters and nodes that were there; "": it placed nothing."""
     applied_units: dict[str, Applied] = {}
     """Address → what the last approved plan wants there: what `reconcile` heals to."""
     generations: dict[str, int] = {}

@@ -36,6 +36,7 @@ from fabrictool.planner.readset import ABSENT, read_set
 from fabrictool.planner.situation import placed_option, situation_of
 from fabrictool.planner.succession import successions, successors
 from fabrictool.planner.uncertain import busiest_hours
+from fabrictool.planner.unchanged import as_applied, is_as_applied, situation_digest
 from fabrictool.planner.units import wanted_units
 from fabrictool.planner.work import units
 
@@ -63,6 +64,8 @@ class PlanOptions(SearchOptions):
     """Questions that the reasons answer, too (`explaining.whynot`)."""
     max_moves: int | None = None
     """Replicas that may start or stop, where something runs."""
+    improve: bool = False
+    """Searches also where nothing has changed since the last apply."""
     node_loss: bool = False
     """Warns also of whom the loss of any one node would leave without an answer."""
 
@@ -90,7 +93,8 @@ def plan(
     for question in options.why_not:
         checked(question, sorted(blueprint.models), pools_of(inventory), blueprint.bases)
     asked = replace(situation_of(blueprint, inventory, evidence, now), max_moves=options.max_moves)
-    chosen = _chosen(asked, options, evidence.observed)
+    stays = not options.improve and options.max_moves is None and is_as_applied(asked, evidence)
+    chosen, kept = _chosen(asked, options, evidence.observed, stays=stays)
     situation, problem, solution, placement = chosen.situation, chosen.problem, chosen.solution, chosen.placement
     keys = evidence.keys_of(blueprint)
     expiring = stranded(blueprint.every_gateway, evidence) | successions(evidence, now)
@@ -112,6 +116,8 @@ def plan(
         moves=moves_of(problem, solution, currency, options.seed) or msgspec.UNSET,
         forecast=forecast,
         certificate=certificate_of(chosen, options.seed),
+        situation=situation_digest(asked),
+        unchanged=kept or msgspec.UNSET,
         reasons=(
             *reasons(problem, solution, currency),
             *extra_sentences(unit.spec for unit in wanted.values()),
@@ -179,13 +185,16 @@ def unsolved(
     )
 
 
-def _chosen(situation: Situation, options: PlanOptions, observed: Observed) -> Chosen:
+def _chosen(situation: Situation, options: PlanOptions, observed: Observed, *, stays: bool) -> tuple[Chosen, bool]:
+    """What was chosen, and whether that is what runs, without a search."""
     try:
         built = situation.build()
     except InfeasibleError as error:
         raise _cause_first(error.problems, situation, observed) from error
+    if stays and (kept := as_applied(situation, options, built)) is not None:
+        return kept, True
     try:
-        return best(situation, options, built)
+        return best(situation, options, built), False
     except InfeasibleError as error:
         refuse_too_few(built[0], options.seed)
         raise _cause_first([*error.problems, *explain_conflict(situation)], situation, observed) from error

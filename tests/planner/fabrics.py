@@ -1,6 +1,10 @@
 """A small fabric in YAML, for tests of what is built from blueprint and inventory."""
 
 from fabrictool.blueprint import load
+from fabrictool.domain.evidence import Evidence
+from fabrictool.domain.observed import ClusterFacts, ObservedUnit
+from fabrictool.domain.plan import spec_digest
+from fabrictool.domain.state import Placed, State
 from fabrictool.planner.situation import Situation
 from fabrictool.planner.solvers.exact import ExactSolver
 
@@ -67,3 +71,28 @@ def situation(folder, rules="", *, other="", old="", new=""):
 def solved(instance):
     *_, solution = ExactSolver().solve(instance, deadline_s=30, seed=0)
     return solution
+
+
+def applied(there, whole, *, away=()):
+    """Evidence of the fabric that a plan leads to; of clusters that are `away` nothing is known."""
+    units = {name: [] for name in there.inventory.clusters}
+    specs, generations, started = {}, {}, {}
+    for action in whole.actions:
+        if action.kind == "delete":
+            continue
+        units[action.cluster].append(
+            ObservedUnit(
+                address=action.address,
+                operation=action.operation,
+                state="running",
+                spec_digest=spec_digest(action.spec),
+            )
+        )
+        specs[action.operation], generations[action.address] = action.spec, 1
+        started[action.address] = Placed.of(action.spec, action.cluster, action.operation)
+    clusters = {
+        name: ClusterFacts(cluster=name, known=name not in away, units=() if name in away else tuple(its))
+        for name, its in units.items()
+    }
+    state = State(fabric="f", lineage="l", generations=generations, units=started, applied_situation=whole.situation)
+    return Evidence(fabric="f", lineage="l", at=0.0, clusters=clusters, specs=specs, state=state)

@@ -12,8 +12,8 @@ from fabrictool.base.errors import FabrictoolError
 from fabrictool.blueprint import load
 from fabrictool.cli.plan_text import render
 from fabrictool.domain.evidence import Evidence
-from fabrictool.domain.observed import ClusterFacts, ObservedUnit
-from fabrictool.domain.plan import Placement, decode_plan, inputs_digest, spec_digest
+from fabrictool.domain.observed import ClusterFacts
+from fabrictool.domain.plan import Placement, decode_plan, inputs_digest
 from fabrictool.domain.specs import AgentSpec, GatewaySpec, weight_key
 from fabrictool.domain.state import Applied, Placed, State
 from fabrictool.planner.build import build_problem
@@ -27,7 +27,7 @@ from fabrictool.planner.stages import LATENCY_TOLERANCE, values_of
 from fabrictool.planner.units import wanted_units
 from fabrictool.planner.verify import violations
 from fabrictool.state.planfile import encode_file
-from tests.planner.fabrics import solved
+from tests.planner.fabrics import applied, solved
 from tests.planner.test_exact import MOST, convex, fits, option, pool, problem, solve
 from tests.seeds import seeds
 
@@ -331,27 +331,6 @@ def test_the_solver_and_the_forecast_speak_of_the_same(tmp_path):
 
 
 # -- on a running fabric -------------------------------------------------------------------------------------------
-
-
-def applied(there, whole):
-    """Evidence of the fabric that a plan leads to."""
-    units = {name: [] for name in there.inventory.clusters}
-    specs, generations = {}, {}
-    for action in whole.actions:
-        if action.kind == "delete":
-            continue
-        units[action.cluster].append(
-            ObservedUnit(
-                address=action.address,
-                operation=action.operation,
-                state="running",
-                spec_digest=spec_digest(action.spec),
-            )
-        )
-        specs[action.operation], generations[action.address] = action.spec, 1
-    clusters = {name: ClusterFacts(cluster=name, known=True, units=tuple(its)) for name, its in units.items()}
-    state = State(fabric="f", lineage="l", generations=generations)
-    return Evidence(fabric="f", lineage="l", at=0.0, clusters=clusters, specs=specs, state=state)
 
 
 def again(there, evidence):

@@ -185,32 +185,40 @@ class PlacementSearch:
         return below.objective if below is not None else 0.0
 
     def _begin(self, name: str) -> None:
-        """The last plan, or what runs with the least moved, filled up; or the relaxation rounded, where that is far
-        better. Where all of these break a rule, whatever the integer solver finds first.
+        """The best that is known; or the relaxation rounded, where that is far better. Where all of these break a rule,
+        whatever the integer solver finds first.
         """
-        best: Mapping[str, float] | None = None
-        for counts in self._starts():
+        best = self._known()
+        rounded_off = {i: count for i, count in self._core.rounded.items() if count}
+        still = [] if self._problem.max_moves is None else [dict(self._problem.running)]
+        for counts in (*still, rounded_off):
+            if best is not None and not self._is_far_better(self._core.lowest, best):
+                return
             values = self._worth(counts)
             if values is not None and (best is None or self._is_far_better(values, best)):
                 self._counts, best = counts, values
-            if best is not None and not self._is_far_better(self._core.lowest, best):
-                return
         if best is None:
             answer = self._whole.minimise(name, seconds=LP_S, seed=self._seed, gap=CLOSE, nodes=FIRST_NODES)
             if answer is None:
                 raise explain_infeasible(self._problem)
             self._counts = self._whole.counts(answer)
 
-    def _starts(self) -> Iterator[dict[int, int]]:
+    def _known(self) -> Mapping[str, float] | None:
+        """Begins with what runs, filled up; with the last plan, or the least moved, where that is better; None where
+        all of these break a rule.
+        """
         running = self._problem.running
         # A part of a replica that would stop is none that stops.
         moved = {i: math.ceil(k - TOLERANCE) if k < running.get(i, 0) else k for i, k in self._core.moved.items()}
-        for known in (self._warm, moved, running):
-            if known and any(known.values()):
-                yield self._filled_up(known)
-        if self._problem.max_moves is not None:
-            yield dict(running)
-        yield {i: count for i, count in self._core.rounded.items() if count}
+        best: Mapping[str, float] | None = None
+        for known in (running, self._warm, moved):
+            if not known or not any(known.values()):
+                continue
+            counts = self._filled_up(known)
+            values = None if counts == self._counts else self._worth(counts)
+            if values is not None and (best is None or self._is_better(values, best)):
+                self._counts, best = counts, values
+        return best
 
     def _filled_up(self, known: Mapping[int, float]) -> dict[int, int]:
         usage = {i: float(known.get(i, 0)) for i in self._whole.chosen}
@@ -222,6 +230,10 @@ class PlacementSearch:
         loads = Formulation.of_counts(self._problem, counts, self._whole.chosen)
         result = in_order(loads, user_stages(self._problem), seconds=LP_S, seed=self._seed)
         return None if result is None else result[0]
+
+    def _is_better(self, values: Mapping[str, float], best: Mapping[str, float]) -> bool:
+        change = first_change(best, values, user_stages(self._problem))
+        return change is not None and change[1] < 0.0
 
     def _is_far_better(self, values: Mapping[str, float], best: Mapping[str, float]) -> bool:
         """So much that what runs is better forgotten: what is near can be improved, with fewer moves."""
