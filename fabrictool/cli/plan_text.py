@@ -11,6 +11,7 @@ import msgspec
 from fabrictool.base.clock import duration_text, minute_text
 from fabrictool.base.units import Duration
 from fabrictool.cli.output import seconds_text, table, terminal_columns
+from fabrictool.planner.stages import NOUNS
 from fabrictool.state.planfile import plan_document
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ def _forecast_lines(plan: Plan) -> list[str]:
         line
         for stage in certificate.stages
         if not isinstance(stage.spared, msgspec.UnsetType)
-        for line in folded(f"{stage.name} {stage.spared:.1%} above what more moves would reach: not worth them")
+        for line in folded(f"{NOUNS[stage.name]} {stage.spared:.1%} above what more moves would reach: not worth them")
     ]
     return lines
 

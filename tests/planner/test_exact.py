@@ -74,11 +74,17 @@ def fits(instance, counts_):
 
 
 def cheapest_load(instance, counts_):
-    """(unserved, requests in the system) of the best split of load for given counts.
+    """(unserved, requests in the system) of the best split of load for given counts."""
+    pieces, unserved = filled(instance, counts_)
+    return unserved, math.fsum(slope * load for slope, load, _ in pieces)
+
+
+def filled(instance, counts_):
+    """The pieces of the queue curves in use, (slope, load, priority) each, and what is unserved.
 
     Queue curves are convex, so the flattest pieces of all replicas are filled first.
     """
-    unserved = inside = 0.0
+    used, unserved = [], 0.0
     for need in instance.needs:
         pieces = []
         for o, k in zip(instance.options, counts_, strict=True):
@@ -90,9 +96,9 @@ def cheapest_load(instance, counts_):
         for slope, width in sorted(pieces):
             load = min(left, width)
             left -= load
-            inside += slope * load
+            used.append((slope, load, need.priority))
         unserved += need.priority * max(0.0, left)
-    return unserved, inside
+    return used, unserved
 
 
 def brute_force(instance):
