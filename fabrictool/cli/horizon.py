@@ -14,10 +14,10 @@ from fabrictool.base.clock import duration_text
 from fabrictool.base.units import Instant, UnitError
 from fabrictool.cli.output import data, json_data, say, table
 from fabrictool.cli.searches import Searches, placement_row
-from fabrictool.planner.horizon import HOUR_S, planned, steps_of
+from fabrictool.planner.horizon import HOUR_S, planned, steps_of, waits_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from datetime import tzinfo
 
     from fabrictool.cli.planning import SearchLimit
@@ -68,15 +68,16 @@ def show_horizon(
     begin -= begin % min(span.step_s, HOUR_S)
     situation = situation_of(source.blueprint, source.inventory, evidence_of().within(source.inventory), begin)
     steps = steps_of(situation, begin, span.step_s, math.ceil(span.seconds / span.step_s))
-    number = 2 * len(steps) + 1
+    waits = waits_of(situation, span.step_s)
+    number = (2 * len(steps) + 1) * (2 if waits else 1)
     searches = Searches(limit, seed, number, keeps=False, share=FOR_PLACEMENTS, least_s=SHORTEST_S)
-    horizon = planned(steps, situation.current, searches.solve, searches.more)
+    horizon = planned(steps, situation.current, searches.solve, searches.more, waits)
     currency = currency_of(source.inventory) if steps[0].money else "kWh"
     if as_json:
         json_data(document(horizon, currency))
         return 0
     data(text(horizon, currency, source.blueprint.zone))
-    for line in _notes(source, steps):
+    for line in _notes(source, steps, waits):
         say(line)
     return 0
 
@@ -86,7 +87,8 @@ def text(horizon: Horizon, currency: str, zone: tzinfo) -> str:
     rows = [_row(step, part, zone) for step, part in zip(horizon.steps, horizon.schedule.parts, strict=True)]
     headings = ["step", "req/s", "replicas", "starts", "stops", currency, "served", "within SLO"]
     lines = [table(headings, rows, columns=80), "", *_away(horizon.steps, zone)]
-    others = [("step by step, not looking ahead", horizon.greedy)]
+    others = [] if horizon.at_once is None else [("no request waits", horizon.at_once)]
+    others += [("step by step, not looking ahead", horizon.greedy)]
     others += [] if horizon.peak is None else [("one placement for the peak", horizon.peak)]
     ways = [("this schedule", horizon.schedule), *others]
     compared = [
@@ -135,11 +137,16 @@ def _lost(requests: float) -> str:
     return f"{requests:,.0f}"
 
 
-def _notes(source: Source, steps: Sequence[Step]) -> list[str]:
+def _notes(source: Source, steps: Sequence[Step], waits: Collection[str]) -> list[str]:
     demands = {name: model.demand for name, model in sorted(source.blueprint.models.items())}
     even = [name for name, demand in demands.items() if demand is not None and not demand.factors]
     by_mean = [name for name, its in demands.items() if its is not None and its.factors and its.quantile is not None]
     notes = []
+    slow = [name for name, its in demands.items() if its is not None and its.wait is not None and name not in waits]
+    if waits:
+        notes.append(f"{', '.join(waits)}: requests wait, at most as `demand.wait` says, where that costs less")
+    if slow:
+        notes.append(f"served as they come, for `demand.wait` is shorter than a step: {', '.join(slow)}")
     if even:
         notes.append(f"the same demand in all hours (no `demand.hours`): {', '.join(even)}")
     if by_mean:
@@ -157,11 +164,16 @@ def document(horizon: Horizon, currency: str) -> dict[str, Any]:
         "type": "horizon",
         "unit": currency,
         "step_s": horizon.steps[0].seconds,
-        "steps": [_step_document(step, part) for step, part in zip(horizon.steps, horizon.schedule.parts, strict=True)],
+        "steps": [
+            _step_document(step, part, came)
+            for step, part, came in zip(
+                horizon.steps, horizon.schedule.parts, horizon.came or horizon.steps, strict=True
+            )
+        ],
         "schedule": _totals(horizon.schedule),
         "without_look_ahead": _totals(horizon.greedy),
         "peak": None if horizon.peak is None else _totals(horizon.peak),
-    }
+    } | ({} if horizon.at_once is None else {"no_request_waits": _totals(horizon.at_once)})
 
 
 def _totals(way: Schedule) -> dict[str, float]:
@@ -169,10 +181,11 @@ def _totals(way: Schedule) -> dict[str, float]:
     return {name: round(value, 6) for name, value in figures.items()}
 
 
-def _step_document(step: Step, part: PlacedStep) -> dict[str, Any]:
+def _step_document(step: Step, part: PlacedStep, came: Step) -> dict[str, Any]:
     options = {option.key: option for option in step.problem.options}
     return {
         "begin": f"{datetime.fromtimestamp(step.begin, UTC):%Y-%m-%dT%H:%M:%SZ}",
+        "arrivals": {need.model: round(need.rate, 6) for need in came.problem.needs},
         "rates": {need.model: round(need.rate, 6) for need in step.problem.needs},
         "away": sorted("/".join(place) for place in step.away),
         "replicas": {need.model: _of(part, need.model) for need in step.problem.needs},

@@ -145,6 +145,9 @@ class Demand(Document):
     hours: HourlyAmounts | None = None
     """How `rate` differs by hour, such as requests of each hour of a day, for ``plan --horizon``; absent: it is the
     same in all."""
+    wait: Annotated[Duration, Field(ge=900, le=604800)] | None = None
+    """How long its requests may wait before they are served, such as ``8h`` for batch work: ``plan --horizon`` puts
+    them into the hours in which that costs least. Absent: not at all."""
     begins: Instant | None = None
     """When the first request of `trace` came, such as ``2026-11-02T08:00:00Z``: the trace's hours are then taken for
     those of a day, and from a week on for those of a week."""

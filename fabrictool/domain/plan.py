@@ -425,7 +425,7 @@ def decode_plan(data: bytes) -> Plan:
 LATER: dict[str, tuple[str, ...]] = {
     "": ("variants",),
     "parallelism": ("dp",),
-    "demand": ("groups", "quantile", "window", "hours", "begins"),
+    "demand": ("groups", "quantile", "window", "hours", "begins", "wait"),
     "slo": ("band",),
 }
 """By part of a model: fields that came after digests were kept."""

@@ -66,14 +66,21 @@ class PricedRows:
 class Formulation:
     """See the module's docstring; over the options `chosen`, by index."""
 
+    # Wide: what it is of, and what is known of it.
     def __init__(
-        self, problem: PlacementProblem, chosen: Sequence[int], *, whole: bool, given: Mapping[int, int] | None = None
+        self,
+        problem: PlacementProblem,
+        chosen: Sequence[int],
+        *,
+        whole: bool,
+        given: Mapping[int, int] | None = None,
+        program: Program | None = None,
     ) -> None:
-        """`given` counts, by option, leave only the loads to be found."""
+        """`given` counts, by option, leave only the loads to be found; `program`: one that is of more than this."""
         self.problem = problem
         self.chosen = list(chosen)
         self.rows = PricedRows()
-        self.program = Program(whole=whole)
+        self.program = Program(whole=whole) if program is None else program
         self._whole, self._given = whole, given
         self._limit = {need.model: need.maximum for need in problem.needs}
         self._owners: list[str] = []
@@ -207,6 +214,13 @@ class Formulation:
         """Columns of an option's replicas: idle ones, then those at each load level."""
         return [self._idle[i], *self._levels[i]]
 
+    def served(self, model: str) -> Terms:
+        """Requests/s of a model that are served."""
+        options = self.problem.options
+        # Each request has its prompt read once: by a replica that does both, or by one for prefill.
+        mine = (i for i in self.chosen if options[i].model == model and options[i].phase != "decode")
+        return [term for i in mine for term in self._load(i)]
+
     def _column(self, model: str, low: float, high: float, *, whole: bool = False) -> int:
         self._owners.append(model)
         return self.program.column(low, high, whole=whole)
@@ -231,8 +245,7 @@ class Formulation:
     def _demand_rows(self, need: ModelNeed, mine: list[int]) -> None:
         program, problem = self.program, self.problem
         self._unserved[need.model] = self._column(need.model, 0, need.rate)
-        # Each request has its prompt read once: by a replica that does both, or by one for prefill.
-        served = [term for i in mine if problem.options[i].phase != "decode" for term in self._load(i)]
+        served = self.served(need.model)
         self.rows.demand[need.model] = program.row(need.rate, need.rate, [*served, (self._unserved[need.model], 1.0)])
         if not mine and self._given is None:
             return

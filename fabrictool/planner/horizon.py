@@ -24,6 +24,7 @@ from fabrictool.planner.fairness import FAIRNESS
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.moving import DRAIN_S
 from fabrictool.planner.stages import in_order
+from fabrictool.planner.waiting import by_size, postponed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -64,6 +65,25 @@ class Step:
     def rate(self) -> float:
         """Requests/s of all models."""
         return math.fsum(need.rate for need in self.problem.needs)
+
+    @property
+    def hours(self) -> float:
+        return self.seconds / HOUR_S
+
+    def price(self, option: Option) -> float:
+        """Of one replica, for each hour that it runs."""
+        return option.cost if self.money else option.power / 1000.0
+
+    def change_price(self, option: Option, change: int) -> float:
+        """What loads or drains holds its devices meanwhile; or what the blueprint's `move_price` says."""
+        if self.money and self.problem.move_price:
+            return abs(change) * self.problem.move_price
+        return abs(change) * self.price(option) * (option.start_s if change > 0 else DRAIN_S) / HOUR_S
+
+    def asked(self, rates: Mapping[str, float]) -> Step:
+        """The same with other requests/s of some models."""
+        needs = tuple(replace(need, rate=rates.get(need.model, need.rate)) for need in self.problem.needs)
+        return replace(self, problem=replace(self.problem, needs=needs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +147,10 @@ class Horizon:
     """Each step planned from what the one before left, without a look ahead."""
     peak: Schedule | None
     """One placement all the time, for each model's busiest step; None: there is none that is possible in every step."""
+    at_once: Schedule | None = None
+    """Where every request is served in the step in which it comes; None: none may wait."""
+    came: tuple[Step, ...] = ()
+    """The steps with the requests that come in them, where others are served in them."""
 
 
 def steps_of(situation: Situation, begin: float, seconds: float, number: int) -> tuple[Step, ...]:
@@ -145,6 +169,13 @@ def steps_of(situation: Situation, begin: float, seconds: float, number: int) ->
     money = any(pool.price_per_node_hour for pool in pools_of(situation.inventory))
     base = replace(base, current={}, objective=_objective(base, money=money))
     return tuple(_step(situation, base, begin + i * seconds, seconds, money=money) for i in range(number))
+
+
+def waits_of(situation: Situation, seconds: float) -> dict[str, int]:
+    """Model → the whole steps of that length for which its requests may wait; of those that may at all."""
+    demands = {name: model.demand for name, model in situation.blueprint.models.items()}
+    waits = {name: int(float(its.wait) // seconds) for name, its in demands.items() if its is not None and its.wait}
+    return {name: wait for name, wait in waits.items() if wait}
 
 
 def _objective(problem: PlacementProblem, *, money: bool) -> tuple[str, ...]:
@@ -202,13 +233,41 @@ def _repriced(option: Option, priced: Mapping[PoolKey, Pool]) -> Option:
 
 
 def planned(
-    steps: Sequence[Step], current: Mapping[OptionKey, int], solve: Solve, more: Callable[[], bool] = lambda: True
+    steps: Sequence[Step],
+    current: Mapping[OptionKey, int],
+    solve: Solve,
+    more: Callable[[], bool] = lambda: True,
+    waits: Mapping[str, int] | None = None,
 ) -> Horizon:
     """The best schedule that is found from what runs. `solve` gives a problem's last solution; no better schedule is
-    looked for once `more` says no.
+    looked for once `more` says no. `waits`: for how many steps a model's requests may wait, where they may.
 
     Raises InfeasibleError where a step has no placement.
     """
+    at_once = _at_once(steps, current, solve, more)
+    waiting = by_size(steps, waits or {})
+    if not waiting:
+        return at_once
+    rest = _at_once([step.asked(dict.fromkeys(waiting, 0.0)) for step in steps], current, solve, more)
+    placed = [part.placed for part in rest.schedule.parts]
+    asked = list(steps)
+    for model in waiting:
+        its = postponed(asked, placed, model, (waits or {})[model], current)
+        if its is not None:
+            asked = [step.asked({model: rate}) for step, rate in zip(asked, its.rates, strict=True)]
+            placed = [
+                tuple(sorted([*(pair for pair in others if pair[0][0] != model), *mine]))
+                for others, mine in zip(placed, its.placed, strict=True)
+            ]
+    later = _Judge(asked, current).schedule(placed)
+    if later is None or later.value >= at_once.schedule.value:
+        return replace(at_once, at_once=at_once.schedule, came=tuple(steps))
+    return replace(at_once, steps=tuple(asked), schedule=later, at_once=at_once.schedule, came=tuple(steps))
+
+
+def _at_once(
+    steps: Sequence[Step], current: Mapping[OptionKey, int], solve: Solve, more: Callable[[], bool]
+) -> Horizon:
     judge = _Judge(steps, current, more)
     greedy: list[Placed] = []
     running: Mapping[OptionKey, int] = current
@@ -310,8 +369,7 @@ class _Judge:
         service, step = self.service(at, placed), self._steps[at]
         if service is None:
             return None
-        hours = step.seconds / HOUR_S
-        running = math.fsum(self._per_hour(at, key) * count for key, count in placed) * hours
+        running = math.fsum(self._per_hour(at, key) * count for key, count in placed) * step.hours
         change = Counter(dict(placed))
         change.subtract(dict(before))
         switching = math.fsum(self._switch(at, key, n) for key, n in sorted(change.items()) if n)
@@ -325,18 +383,11 @@ class _Judge:
 
     def _per_hour(self, at: int, key: OptionKey) -> float:
         option = self._option(at, key)
-        if option is None:
-            return 0.0
-        return option.cost if self._steps[at].money else option.power / 1000.0
+        return 0.0 if option is None else self._steps[at].price(option)
 
     def _switch(self, at: int, key: OptionKey, change: int) -> float:
-        """What loads or drains holds its devices meanwhile; or what the blueprint's `move_price` says."""
-        step, option = self._steps[at], self._option(at, key)
-        if step.money and step.problem.move_price:
-            return abs(change) * step.problem.move_price
-        if option is None:
-            return 0.0
-        return abs(change) * self._per_hour(at, key) * (option.start_s if change > 0 else DRAIN_S) / HOUR_S
+        option = self._option(at, key)
+        return 0.0 if option is None else self._steps[at].change_price(option, change)
 
     def schedule(self, placements: Sequence[Placed]) -> Schedule | None:
         """None where a step does not allow its placement."""
