@@ -12,6 +12,7 @@ class         base unit       written as
 `Rate`        requests/s      ``22 req/s``
 `Bandwidth`   octets/s        ``1 Gbit/s`` ``3.35 TB/s``
 `Power`       watts           ``700 W`` ``1.2 kW``
+`Carbon`      g CO2e/kWh      ``45 g/kWh``
 `Share`       0 to 1          ``95%``
 `Compute`     operations/s    ``989.4 TFLOP/s``
 `Price`       currency/hour   ``1.20 CHF/h``
@@ -366,6 +367,24 @@ class Power(_Real):
         "gw": (Decimal(1000), "MW"),
     }
     MOST = Decimal(10) ** 10
+
+
+class Carbon(_Real):
+    """What electricity emits, in grams of CO2 equivalent for each kilowatt hour."""
+
+    __slots__ = ()
+    NOUN = "a carbon intensity"
+    UNITS: ClassVar[Mapping[str, Decimal]] = {"g/kWh": Decimal(1)}
+    PRINTED = ("g/kWh",)
+    EXAMPLES = ("45 g/kWh",)
+    MISTAKES: ClassVar[Mapping[str, str]] = {
+        "gco2/kwh": "g/kWh", "gco2e/kwh": "g/kWh", "gco2eq/kwh": "g/kWh", "kg/mwh": "g/kWh",
+    }  # fmt: skip
+    SCALED: ClassVar[Mapping[str, tuple[Decimal, str]]] = {
+        "kg/kwh": (Decimal(1000), "g/kWh"),
+        "t/mwh": (Decimal(1000), "g/kWh"),
+    }
+    MOST = Decimal(10) ** 5
 
 
 class Share(_Real):

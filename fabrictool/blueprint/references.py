@@ -66,6 +66,7 @@ class BlueprintCheck(ReferenceCheck):
         self._aliases()
         self._keys()
         self._move_price()
+        self._carbon()
         self.check_limits(self._blueprint.limits, self._inventory)
         for name in sorted(set(self._blueprint.limits) & set(self._inventory.limits)):
             self.say("FT1283", ("limits", name), "the inventory has a limit of this name, too", "give it another name")
@@ -108,6 +109,15 @@ class BlueprintCheck(ReferenceCheck):
             self.say("FT1222", ("move_price",), f"{price.currency} beside {', '.join(others)}", hint)
         if "cost" not in self._blueprint.objective:
             self.say("FT1129", ("move_price",), "it is part of the cost, which `objective` does not have", "add `cost`")
+
+    def _carbon(self) -> None:
+        if "carbon" not in self._blueprint.objective:
+            return
+        used = {its.site for its in self._inventory.clusters.values() if its.enabled} & self._inventory.sites.keys()
+        unknown = sorted(name for name in used if self._inventory.sites[name].carbon is None)
+        if unknown:
+            message = f"nothing says what electricity emits at {', '.join(unknown)}"
+            self.say("FT1285", ("objective",), message, "write `carbon` for these sites, such as `45 g/kWh`")
 
     def _model(self, path: Steps, wanted: Model) -> None:
         for index, its in enumerate(wanted.each_variant.values()):

@@ -14,7 +14,8 @@ from fabrictool.base.clock import duration_text
 from fabrictool.base.units import Instant, UnitError
 from fabrictool.cli.output import data, json_data, say, table
 from fabrictool.cli.searches import Searches, placement_row
-from fabrictool.planner.horizon import HOUR_S, planned, steps_of, waits_of
+from fabrictool.planner.horizon import planned
+from fabrictool.planner.steps import HOUR_S, steps_of, waits_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from fabrictool.cli.planning import SearchLimit
     from fabrictool.cli.source import Source
     from fabrictool.domain.evidence import Evidence
-    from fabrictool.planner.horizon import Horizon, PlacedStep, Schedule, Step
+    from fabrictool.planner.horizon import Horizon, PlacedStep, Schedule
+    from fabrictool.planner.steps import Step
 
 SHORTEST_S = 0.2
 """Of one search, also after the budget: each step needs a placement."""
@@ -72,7 +74,8 @@ def show_horizon(
     number = (2 * len(steps) + 1) * (2 if waits else 1)
     searches = Searches(limit, seed, number, keeps=False, share=FOR_PLACEMENTS, least_s=SHORTEST_S)
     horizon = planned(steps, situation.current, searches.solve, searches.more, waits)
-    currency = currency_of(source.inventory) if steps[0].money else "kWh"
+    units = {"cost": currency_of(source.inventory), "energy": "kWh", "carbon": "kg CO2e"}
+    currency = units[steps[0].paid_in]
     if as_json:
         json_data(document(horizon, currency))
         return 0

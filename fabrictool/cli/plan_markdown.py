@@ -10,7 +10,7 @@ import unicodedata
 from typing import TYPE_CHECKING
 
 from fabrictool.cli.output import seconds_text
-from fabrictool.cli.plan_text import SYMBOLS, complaints, gap_text, group_lines, limit_lines, share_text
+from fabrictool.cli.plan_text import SYMBOLS, carbon_text, complaints, gap_text, group_lines, limit_lines, share_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -115,7 +115,7 @@ def _totals(plan: Plan) -> list[str]:
     if forecast.currency:
         words.append(f"cost {forecast.cost_per_hour:.2f} {_code(forecast.currency)}/h")
     if forecast.power_w:
-        words.append(f"power {forecast.power_w:.0f} W")
+        words.append(f"power {forecast.power_w:.0f} W{carbon_text(forecast, ' · ')}")
     words += map(_code, limit_lines(forecast))
     words.append(f"solver {_code(certificate.solver)}, {_code(gap_text(certificate))}")
     return [" · ".join(words), f"Basis: {_code(forecast.basis)}", ""]

@@ -156,7 +156,7 @@ def _forecast_lines(plan: Plan) -> list[str]:
     lines += [line for text in _at_once(forecast) for line in folded(f"  {text}")]
     cost = f"{forecast.cost_per_hour:.2f} {forecast.currency}/h" if forecast.currency else "no prices in the inventory"
     power = f"{forecast.power_w:.0f} W" if forecast.power_w else "no power figures"
-    lines.append(f"cost {cost}   power {power}")
+    lines.append(f"cost {cost}   power {power}{carbon_text(forecast, '   ')}")
     lines += [line for text in limit_lines(forecast) for line in folded(text)]
     lines.append(f"basis: {forecast.basis}")
     certificate = plan.certificate
@@ -170,6 +170,12 @@ def _forecast_lines(plan: Plan) -> list[str]:
         for line in folded(f"{NOUNS[stage.name]} {stage.spared:.1%} above what more moves would reach: not worth them")
     ]
     return lines
+
+
+def carbon_text(forecast: Forecast, before: str) -> str:
+    """What is emitted, where that is known."""
+    grams = forecast.carbon_g_per_hour
+    return "" if isinstance(grams, msgspec.UnsetType) else f"{before}carbon {grams / 1000.0:.3g} kg CO2e/h"
 
 
 def gap_text(certificate: Certificate) -> str:

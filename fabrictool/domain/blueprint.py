@@ -69,7 +69,7 @@ Precision = Literal[
     "fp32", "fp16", "bf16", "fp8", "int8", "int4", "fp4", "mxfp4",
     "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q3_k_m", "q4_k_m", "q5_k_m", "q6_k",
 ]  # fmt: skip
-Objective = Literal["fairness", "slo", "quality", "latency", "cost", "energy", "moves"]
+Objective = Literal["fairness", "slo", "quality", "latency", "cost", "energy", "carbon", "moves"]
 ROUTING_POLICIES = ("least-loaded", "random", "round-robin", "weighted", "power-of-two", "slo-headroom", "slo-packing")
 """Those that come with fabrictool; others are installed."""
 DEMAND_WINDOW_S, LEAST_QUANTILE = 300.0, 0.5

@@ -13,6 +13,7 @@ from fabrictool.domain.hours import HourlyAmounts  # noqa: TC001 - pydantic need
 from fabrictool.domain.limits import Limit  # noqa: TC001 - pydantic needs it at run time
 from fabrictool.domain.quantities import (
     Bandwidth,
+    Carbon,
     Document,
     Duration,
     HostKey,
@@ -67,6 +68,10 @@ class Site(Document):
     """One of `providers`."""
     title: Text | None = None
     """Its name for people."""
+    carbon: Carbon | None = None
+    """What its electricity emits in the mean, such as ``45 g/kWh`` of CO2 equivalent; for the objective `carbon`."""
+    carbon_hours: HourlyAmounts | None = None
+    """How `carbon` differs by hour, for ``plan --horizon``; absent: it is the same in all."""
     labels: tuple[Name, ...] = ()
     """What requests may ask for by ``x-fabric-labels``, such as where data may be; the tier of a partition is one, too.
     """

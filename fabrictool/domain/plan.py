@@ -278,6 +278,8 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     cost_per_hour: float
     currency: str
     power_w: float
+    carbon_g_per_hour: float | msgspec.UnsetType = msgspec.UNSET
+    """Of CO2 equivalent; not written where the inventory does not know it of every site in use."""
     basis: str
     """Where the figures come from and how far they have been wrong."""
     limits: tuple[LimitUse, ...] | msgspec.UnsetType = msgspec.UNSET
@@ -451,6 +453,10 @@ def inputs_digest(blueprint: Blueprint, inventory: Inventory) -> str:
         for partition in cluster["partitions"].values():
             if not partition["price_hours"]:
                 del partition["price_hours"]
+    for site in there["sites"].values():
+        for name in ("carbon", "carbon_hours"):
+            if site[name] is None:
+                del site[name]
     return digest([wanted, there, *inventory.calibrated])
 
 

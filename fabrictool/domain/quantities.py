@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Attainment",
     "Bandwidth",
+    "Carbon",
     "Document",
     "Duration",
     "Endpoint",
@@ -108,6 +109,9 @@ Bandwidth = Annotated[
     _text_schema(units.Bandwidth, "bandwidth"),
 ]
 Power = Annotated[units.Power, PlainValidator(_reader(units.Power)), _AS_TEXT, _text_schema(units.Power, "power")]
+Carbon = Annotated[
+    units.Carbon, PlainValidator(_reader(units.Carbon)), _AS_TEXT, _text_schema(units.Carbon, "carbon intensity")
+]
 Attainment = Annotated[
     units.Share, PlainValidator(_reader(units.Share, zero=False)), _AS_TEXT, _text_schema(units.Share, "share")
 ]

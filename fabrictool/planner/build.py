@@ -151,7 +151,12 @@ def _tables_digest(options: Sequence[Option]) -> str:
     """Of all that the solver reads off the columns."""
     levels = [[[*map(tidy, (v.rate, v.in_system)), v.attains, v.excess] for v in o.levels] for o in options]
     ranks = [[option.steps_down] if option.variant else [] for option in options]
-    return digest([[*o.key, o.cost, o.power, its, *of] for o, its, of in zip(options, levels, ranks, strict=True)])
+    return digest(
+        [
+            [*o.key, o.cost, o.power, *((o.carbon,) if o.carbon else ()), its, *of]
+            for o, its, of in zip(options, levels, ranks, strict=True)
+        ]
+    )
 
 
 def _transfers(columns: Mapping[str, Columns], pools: Sequence[Pool]) -> dict[tuple[str, PoolKey, PoolKey], Transfer]:
@@ -267,6 +272,7 @@ def _pool(inventory: Inventory, cluster: str, name: str, partition: Partition) -
         devices_per_node=partition.devices_per_node,
         price_per_node_hour=partition.price.amount if partition.price is not None else 0.0,
         power_per_node_w=power,
+        carbon_per_kwh=None if (carbon := inventory.sites[site].carbon) is None else float(carbon),
         whole_nodes=partition.whole_nodes,
         stable=partition.tier == "owned",
         joined=inventory.clusters[cluster].joined,

@@ -54,10 +54,17 @@ def forecast(
         cost_per_hour=tidy(sum(option.cost * count for option, count in used)),
         currency=currency,
         power_w=tidy(sum(option.power * count for option, count in used)),
+        carbon_g_per_hour=_carbon(used),
         basis="; ".join(sorted({option.figures.basis for option, _ in used})),
         limits=_limits(problem, solution),
         held_together=msgspec.UNSET if at_once is None else at_once,
     )
+
+
+def _carbon(used: Sequence[tuple[Option, int]]) -> float | msgspec.UnsetType:
+    """Unknown where any of it is: a part would look like less."""
+    known = all(pool.carbon_per_kwh is not None for option, _ in used for pool in option.pools)
+    return tidy(sum(option.carbon * count for option, count in used)) if used and known else msgspec.UNSET
 
 
 def _limits(problem: PlacementProblem, solution: Solution) -> tuple[LimitUse, ...] | msgspec.UnsetType:

@@ -441,7 +441,7 @@ class Formulation:
                 return [*handed, *self._levelled(lambda level: level.in_system), *self._priced_moves(name)]
             case "moves":
                 return [term for i in self._starts for term in (*self._starts[i], *self._stops[i])]
-            case "cost" | "energy" | "preference":
+            case "cost" | "energy" | "carbon" | "preference":
                 field = {"cost": "cost", "energy": "power"}.get(name, name)
                 weights = {i: float(getattr(options[i], field)) for i in self.chosen}
             case "replicas":

@@ -14,76 +14,27 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from fabrictool.base.errors import InfeasibleError, UsageError
-from fabrictool.domain.hours import PIECE_S, factor_during
-from fabrictool.planner.build import pools_of
-from fabrictool.planner.fairness import FAIRNESS
+from fabrictool.base.errors import InfeasibleError
 from fabrictool.planner.formulation import Formulation
-from fabrictool.planner.moving import DRAIN_S
 from fabrictool.planner.stages import in_order
 from fabrictool.planner.waiting import by_size, postponed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from fabrictool.planner.problem import Option, OptionKey, PlacementProblem, Pool, PoolKey, Solution
-    from fabrictool.planner.situation import Situation
+    from fabrictool.planner.problem import Option, OptionKey, PlacementProblem, Solution
+    from fabrictool.planner.steps import Placed, Step
 
     Solve = Callable[[PlacementProblem], Solution]
 
-HOUR_S = 3600.0
-MOST_STEPS = 336
 MOST_TRIED = 5000
 """Placements in steps; what was found until then is the answer."""
 LP_SECONDS = 60.0
 DUST = 4
 """Digits of requests/s that count: less is the solver's rounding."""
-Placed = tuple[tuple["OptionKey", int], ...]
-"""Counts by option, in order."""
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One part of the horizon, and the problem in it."""
-
-    begin: float
-    """Seconds since 1970."""
-    seconds: float
-    problem: PlacementProblem
-    """With nothing running."""
-    money: bool
-    """Whether prices are what running comes to; else it is energy, in kWh."""
-    away: frozenset[PoolKey] = frozenset()
-    """Under maintenance."""
-    gone: Mapping[OptionKey, Option] = field(default_factory=dict)
-    """Options that cannot be had in it, at their prices."""
-
-    @property
-    def rate(self) -> float:
-        """Requests/s of all models."""
-        return math.fsum(need.rate for need in self.problem.needs)
-
-    @property
-    def hours(self) -> float:
-        return self.seconds / HOUR_S
-
-    def price(self, option: Option) -> float:
-        """Of one replica, for each hour that it runs."""
-        return option.cost if self.money else option.power / 1000.0
-
-    def change_price(self, option: Option, change: int) -> float:
-        """What loads or drains holds its devices meanwhile; or what the blueprint's `move_price` says."""
-        if self.money and self.problem.move_price:
-            return abs(change) * self.problem.move_price
-        return abs(change) * self.price(option) * (option.start_s if change > 0 else DRAIN_S) / HOUR_S
-
-    def asked(self, rates: Mapping[str, float]) -> Step:
-        """The same with other requests/s of some models."""
-        needs = tuple(replace(need, rate=rates.get(need.model, need.rate)) for need in self.problem.needs)
-        return replace(self, problem=replace(self.problem, needs=needs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +47,7 @@ class PlacedStep:
     misses: float
     """Requests/s that miss their SLO."""
     running: float
-    """Money of the step, or kWh."""
+    """In what the step is paid in."""
     switching: float
     """The same, of what starts and stops at its beginning."""
     starts: int
@@ -151,85 +102,6 @@ class Horizon:
     """Where every request is served in the step in which it comes; None: none may wait."""
     came: tuple[Step, ...] = ()
     """The steps with the requests that come in them, where others are served in them."""
-
-
-def steps_of(situation: Situation, begin: float, seconds: float, number: int) -> tuple[Step, ...]:
-    """The problems of a horizon: demand, prices and partitions as they are in each step.
-
-    Raises
-    ------
-    UsageError
-        FT2032 the steps are no such that a plan can be made for them.
-    """
-    if not 1 <= number <= MOST_STEPS or seconds < PIECE_S or seconds % PIECE_S:
-        message = f"{number} steps of {seconds / 60:g} minutes are no horizon"
-        hint = f"steps of 15 minutes or a multiple of them, {MOST_STEPS} at most, such as `--horizon 24h --step 1h`"
-        raise UsageError.of("FT2032", message, hint=hint)
-    base, _ = situation.build()
-    money = any(pool.price_per_node_hour for pool in pools_of(situation.inventory))
-    base = replace(base, current={}, objective=_objective(base, money=money))
-    return tuple(_step(situation, base, begin + i * seconds, seconds, money=money) for i in range(number))
-
-
-def waits_of(situation: Situation, seconds: float) -> dict[str, int]:
-    """Model → the whole steps of that length for which its requests may wait; of those that may at all."""
-    demands = {name: model.demand for name, model in situation.blueprint.models.items()}
-    waits = {name: int(float(its.wait) // seconds) for name, its in demands.items() if its is not None and its.wait}
-    return {name: wait for name, wait in waits.items() if wait}
-
-
-def _objective(problem: PlacementProblem, *, money: bool) -> tuple[str, ...]:
-    """Service comes first, then what it comes to: a latency better than wanted would leave all of it running."""
-    first = [name for name in problem.objective if name in (FAIRNESS, "slo", "quality")]
-    return tuple(dict.fromkeys([*first, "slo", "cost" if money else "energy", *problem.objective]))
-
-
-def _step(situation: Situation, base: PlacementProblem, begin: float, seconds: float, *, money: bool) -> Step:
-    zone, models = situation.blueprint.zone, situation.blueprint.models
-    end = begin + seconds
-    needs = []
-    away: set[PoolKey] = set()
-    priced: dict[PoolKey, Pool] = {}
-    for pool in pools_of(situation.inventory):
-        partition = situation.inventory.clusters[pool.cluster].partitions[pool.partition]
-        if any(float(window.begin) < end and float(window.end) > begin for window in partition.maintenance):
-            away.add(pool.key)
-        if partition.price_hours is not None:
-            factor = factor_during(partition.price_hours.factors, begin, seconds, zone)
-            priced[pool.key] = replace(pool, price_per_node_hour=pool.price_per_node_hour * factor)
-    for need in base.needs:
-        demand = models[need.model].demand
-        factor = factor_during(demand.factors, begin, seconds, zone) if demand is not None and demand.factors else 1.0
-        # Of a quantile the hours are part; a step is planned for its own mean.
-        rate = need.rate if demand is None or not demand.factors or not demand.windows else demand.mean
-        pins = {place: count for place, count in need.pins.items() if not _all_away(place, base.pools, away)}
-        needs.append(replace(need, rate=rate * factor, pins=pins))
-    options = [_repriced(option, priced) for option in base.options]
-    there = [option for option in options if not any(pool.key in away for pool in option.pools)]
-    kept = {option.key for option in there}
-    pools = tuple(priced.get(pool.key, pool) for pool in base.pools if pool.key not in away)
-    # A window is met by the steps that it lies in.
-    problem = replace(
-        base,
-        needs=tuple(needs),
-        options=tuple(there),
-        pools=pools,
-        outages=(),
-        fixed={key: count for key, count in base.fixed.items() if key in kept},
-    )
-    gone = {option.key: option for option in options if option.key not in kept}
-    return Step(begin, seconds, problem, money, frozenset(away), gone)
-
-
-def _all_away(place: PoolKey, pools: Iterable[Pool], away: set[PoolKey]) -> bool:
-    return all(pool.key in away for pool in pools if pool.within(*place))
-
-
-def _repriced(option: Option, priced: Mapping[PoolKey, Pool]) -> Option:
-    if not any(pool.key in priced for pool in option.pools):
-        return option
-    others = tuple((priced.get(pool.key, pool), tp) for pool, tp in option.others)
-    return replace(option, pool=priced.get(option.pool.key, option.pool), others=others)
 
 
 def planned(

@@ -18,7 +18,7 @@ PAYBACK_S = 3600.0
 """Shorter: more is moved for less. Plans hold for hours, but nobody knows for how many."""
 DRAIN_S = 60.0
 """Of a replica that ends: about as long its last answers take, and its prompts have to be read again elsewhere."""
-PRICED = ("cost", "energy", "latency")
+PRICED = ("cost", "energy", "carbon", "latency")
 """Stages that moves count in. What is not served or misses its SLO is mended whatever has to move for it."""
 
 
@@ -28,7 +28,7 @@ def move_prices(problem: PlacementProblem, option: Option, name: str) -> tuple[f
         return 0.0, 0.0
     if name == "cost" and problem.move_price:
         return problem.move_price, problem.move_price
-    usual = {"cost": option.cost, "energy": option.power}.get(name)
+    usual = {"cost": option.cost, "energy": option.power, "carbon": option.carbon}.get(name)
     if usual is None:
         usual = option.levels[len(option.levels) // 2].in_system
     return usual * option.start_s / PAYBACK_S, usual * DRAIN_S / PAYBACK_S

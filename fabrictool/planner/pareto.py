@@ -1,9 +1,9 @@
 """What one aim costs in terms of another: whole placements of which none is better than another in all that is asked.
 
 By the epsilon-constraint method: one criterion is minimised while the others are held under limits, which go from the
-least that each can be to what it is where the first one is at its best. Cost and energy can be limited (`limits`), so
-of latency and misses of the SLO one at most takes part, as the criterion that is minimised. As much is served
-everywhere as can be.
+least that each can be to what it is where the first one is at its best. Cost, energy and carbon can be limited
+(`limits`), so of latency and misses of the SLO one at most takes part, as the criterion that is minimised. As much is
+served everywhere as can be.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from fabrictool.planner.problem import PlacementProblem, Solution
 
-LIMITED: Mapping[str, Literal["cost", "power"]] = {"cost": "cost", "energy": "power"}
+LIMITED: Mapping[str, Literal["cost", "power", "carbon"]] = {"cost": "cost", "energy": "power", "carbon": "carbon"}
 CRITERIA = (*LIMITED, "latency", "slo")
 BETWEEN = {1: (0.1, 0.25, 0.5, 0.75), 2: (0.15, 0.4, 0.7)}
 """Where limits stand between the ends, by how many criteria are limited."""
@@ -44,7 +44,7 @@ class FrontPoint:
 def criteria_of(text: str) -> tuple[str, ...]:
     """The criteria that a list names. Raises UsageError FT2031."""
     names = tuple(name.strip() for name in text.split(","))
-    hint = "such as cost,energy or cost,slo; of latency and slo one at most"
+    hint = "such as cost,carbon or cost,slo; of latency and slo one at most"
     unknown = [name for name in names if name not in CRITERIA]
     if unknown:
         message = f"{text!r}: {unknown[0]!r} is no criterion"
@@ -64,8 +64,12 @@ def front(
 ) -> Iterator[FrontPoint]:
     """The points as they are found, the blueprint's first; `solve` gives None when there is to be no other.
 
-    Raises InfeasibleError where there is no placement at all.
+    Raises InfeasibleError where there is no placement at all, UsageError FT2031 where a criterion has no figures.
     """
+    unknown = sorted({pool.site for pool in problem.pools if pool.carbon_per_kwh is None})
+    if "carbon" in criteria and unknown:
+        message = f"nothing says what electricity emits at {', '.join(unknown)}"
+        raise UsageError.of("FT2031", message, hint="write `carbon` for these sites in the inventory")
     least = next((name for name in criteria if name not in LIMITED), criteria[-1])
     limited = [name for name in criteria if name != least]
     own = _point(problem, (*problem.objective, *criteria), criteria, solve, seed)
@@ -158,6 +162,7 @@ def _point(
     totals = {
         "cost": sum(option.cost * count for option, count in placed),
         "energy": sum(option.power * count for option, count in placed),
+        "carbon": sum(option.carbon * count for option, count in placed),
     }
     values |= {name: clean(total) for name, total in totals.items() if name in values}
     return FrontPoint(values, solution)

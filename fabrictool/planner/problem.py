@@ -45,6 +45,8 @@ class Pool:
     devices_per_node: int
     price_per_node_hour: float
     power_per_node_w: float
+    carbon_per_kwh: float | None = None
+    """Grams of CO2 equivalent; None: nobody knows."""
     whole_nodes: bool = False
     """Whether the scheduler gives only whole nodes."""
     stable: bool = True
@@ -57,6 +59,11 @@ class Pool:
     @property
     def key(self) -> PoolKey:
         return (self.cluster, self.partition)
+
+    @property
+    def carbon_per_node_hour(self) -> float:
+        """Grams of CO2 equivalent."""
+        return self.power_per_node_w / 1000.0 * (self.carbon_per_kwh or 0.0)
 
     def held(self, tp: int) -> int:
         """Devices that `tp` of them keep from others; more than a node has are whole nodes."""
@@ -186,6 +193,11 @@ class Option:
         return sum(pool.power_per_node_w * share for pool, share in self.nodes)
 
     @property
+    def carbon(self) -> float:
+        """Grams of CO2 equivalent per replica and hour: its share of the nodes'."""
+        return sum(pool.carbon_per_node_hour * share for pool, share in self.nodes)
+
+    @property
     def kind(self) -> Kind:
         return (self.model, self.phase, tuple((pool.device, tp) for pool, tp in self.stages), self.dp, self.variant)
 
@@ -241,9 +253,9 @@ class ResourceLimit:
     name: str
     field: str
     """As it is written: ``device_hours_per_month``."""
-    resource: Literal["devices", "cost", "power"]
+    resource: Literal["devices", "cost", "power", "carbon"]
     most: float
-    """In devices, money per hour or watts."""
+    """In devices, money per hour, watts or grams per hour."""
     pools: frozenset[PoolKey]
     whose: str = ""
     """Such as ``provider north``; "": the whole fabric."""
@@ -268,6 +280,7 @@ class ResourceLimit:
         """What so many nodes of a pool, not whole ones, take of it."""
         of_a_node = {
             "devices": pool.devices_per_node, "cost": pool.price_per_node_hour, "power": pool.power_per_node_w,
+            "carbon": pool.carbon_per_node_hour,
         }  # fmt: skip
         return nodes * of_a_node[self.resource] if pool.key in self.pools else 0.0
 
@@ -338,8 +351,8 @@ class PlacementProblem:
     current: dict[OptionKey, int]
     """What runs now, by option key: the last objective keeps it where nothing is lost by that."""
     objective: tuple[str, ...]
-    """Stages after ``served``: of ``slo``, ``quality``, ``latency``, ``cost``, ``energy``; and ``fairness``, which
-    comes before it."""
+    """Stages after ``served``: of ``slo``, ``quality``, ``latency``, ``cost``, ``energy``, ``carbon``; and
+    ``fairness``, which comes before it."""
     tables_sha256: str
     fixed: dict[OptionKey, int] = field(default_factory=dict)
     """Option key → its count, of replicas on clusters that do not answer: neither more nor fewer of them can be had."""

@@ -18,7 +18,7 @@ TOLERANCE = 1e-6
 LATENCY_TOLERANCE = 0.005
 """Slack of the latency stage, above its bound; the forecast's own band is far wider
 (`fabrictool.simulator.calibration`)."""
-TOLERANCE_OF_WHAT_RUNS = {"served": 0.01, "slo": 0.01, "latency": 0.05, "cost": 0.01, "energy": 0.01}
+TOLERANCE_OF_WHAT_RUNS = {"served": 0.01, "slo": 0.01, "latency": 0.05, "cost": 0.01, "energy": 0.01, "carbon": 0.01}
 """Where something runs: what a stage may be above the best that moves could reach, beyond what they cost, so that fewer
 of them are made. Less than the forecast's error, and less than an operator would move a replica for. What could all be
 served still is: of nothing unserved this is nothing."""
@@ -38,6 +38,7 @@ NOUNS = {
     "latency": "requests in the system",
     "cost": "cost",
     "energy": "power",
+    "carbon": "carbon",
     "moves": "started or stopped",
     "replicas": "in all",
 }
@@ -165,6 +166,7 @@ def amount(name: str, value: float, currency: str) -> str:
         "preference": "replicas",
         "cost": f"{currency}/h" if currency else "",
         "energy": "W",
+        "carbon": "g CO2e/h",
         "moves": "replicas",
         "replicas": "replicas",
     }

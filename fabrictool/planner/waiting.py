@@ -25,9 +25,9 @@ from fabrictool.planner.stages import rounding
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fabrictool.planner.horizon import Placed, Step
     from fabrictool.planner.problem import OptionKey
     from fabrictool.planner.program import ProgramSolution, Terms
+    from fabrictool.planner.steps import Placed, Step
 
 SECONDS = 20.0
 """Of one such program's stage."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 
-from fabrictool.base.units import Bandwidth, Compute, Duration, Memory, Power, Rate, Share, Tokens
+from fabrictool.base.units import Bandwidth, Carbon, Compute, Duration, Memory, Power, Rate, Share, Tokens
 from fabrictool.blueprint import load
 
 
 def test_every_unit_is_on_its_page(root):
     page = (root / "docs" / "reference" / "units.md").read_text()
-    for kind in (Duration, Memory, Tokens, Rate, Bandwidth, Power, Share, Compute):
+    for kind in (Duration, Memory, Tokens, Rate, Bandwidth, Power, Carbon, Share, Compute):
         for unit in kind.UNITS:
             assert f"`{unit}`" in page, f"{kind.__name__}: {unit}"
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from fabrictool.base.units import (
     Bandwidth,
+    Carbon,
     Compute,
     Duration,
     Memory,
@@ -20,7 +21,7 @@ from fabrictool.base.units import (
     UnitError,
 )
 
-REAL = [Duration, Rate, Bandwidth, Power, Compute]
+REAL = [Duration, Rate, Bandwidth, Power, Carbon, Compute]
 WHOLE = [Memory, Tokens]
 
 
@@ -81,6 +82,7 @@ def unit_error(kind, text):
         (Bandwidth, "3.35 TB/s", 3.35e12, "3.35 TB/s"),
         (Power, "1.2 kW", 1200.0, "1.2 kW"),
         (Share, "99.5%", 0.995, "99.5%"),
+        (Carbon, "45.5 g/kWh", 45.5, "45.5 g/kWh"),
         (Compute, "989.4 TFLOP/s", 989.4e12, "989.4 TFLOP/s"),
     ],
 )
@@ -94,6 +96,8 @@ def test_examples(kind, text, value, printed):
     ("kind", "text", "code", "hint"),
     [
         (Duration, "800", "FT1110", "write `800ms` or `800s`?"),
+        (Carbon, "45 gCO2/kWh", "FT1111", "did you mean `45 g/kWh`?"),
+        (Carbon, "0.4 kg/kWh", "FT1111", "did you mean `400 g/kWh`?"),
         (Share, "0.99", "FT1110", "write `99%`?"),
         (Share, "95", "FT1110", "write `95%`?"),
         (Price, "2", "FT1110", "write `2 CHF/h`?"),

@@ -11,8 +11,9 @@ from fabrictool.base.errors import InfeasibleError, UsageError
 from fabrictool.base.units import Instant
 from fabrictool.domain.hours import HourlyAmounts
 from fabrictool.domain.inventory import Window
-from fabrictool.planner.horizon import Step, _Judge, planned, steps_of
+from fabrictool.planner.horizon import _Judge, planned
 from fabrictool.planner.problem import ModelNeed
+from fabrictool.planner.steps import Step, steps_of
 from fabrictool.planner.uncertain import busiest_hours
 from tests.planner.fabrics import situation
 from tests.planner.test_exact import MOST, option, pool, problem, solve
@@ -31,7 +32,7 @@ def steps(instance, demands, *, seconds=HOUR, away=()):
         pools = tuple(p for p in instance.pools if p.key not in gone)
         lost = {o.key: o for o in instance.options if o.pool.key in gone}
         here = replace(instance, needs=needs, options=there, pools=pools)
-        made.append(Step(at * seconds, seconds, here, True, gone, lost))
+        made.append(Step(at * seconds, seconds, here, "cost", gone, lost))
     return tuple(made)
 
 

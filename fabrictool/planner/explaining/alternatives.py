@@ -84,7 +84,16 @@ def nearest_unused(problem: PlacementProblem, solution: Solution, seed: int) -> 
 
 
 def _likeness(option: Option) -> tuple[object, ...]:
-    return option.model, option.levels, option.cost, option.power, option.preference, option.stable, option.phase
+    return (
+        option.model,
+        option.levels,
+        option.cost,
+        option.power,
+        option.carbon,
+        option.preference,
+        option.stable,
+        option.phase,
+    )
 
 
 def runner_up(

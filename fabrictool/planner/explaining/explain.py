@@ -71,6 +71,7 @@ def reasons(problem: PlacementProblem, solution: Solution, currency: str) -> tup
             "latency": "requests less in the system on average",
             "cost": f"{currency}/h less" if currency else "less",
             "energy": "W less",
+            "carbon": "g CO2e/h less",
         }[prices.stage]
         device = {pool.key: pool.device for pool in problem.pools}
         best = sorted(prices.devices.items(), key=lambda item: (-item[1], item[0]))[:MOST_PRICES]

@@ -42,6 +42,7 @@ class Worth:
     """Requests in the system."""
     cost: float = 0.0
     energy: float = 0.0
+    carbon: float = 0.0
     preference: float = 0.0
     replicas: float = 0.0
 
@@ -64,6 +65,7 @@ def worth(problem: PlacementProblem, need: ModelNeed, options: Sequence[Option],
         latency=latency,
         cost=sum(option.cost * count for option, count in mine),
         energy=sum(option.power * count for option, count in mine),
+        carbon=sum(option.carbon * count for option, count in mine),
         preference=sum(option.preference * count for option, count in mine),
         replicas=sum(count for _, count in mine),
     )
