@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
+import os
+import shutil
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +22,9 @@ import aiohttp
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+PREFIX = "ft-engine-"
+YOUNG_S = 60.0
+"""A younger folder may not be held yet."""
 LONGEST = 100
 """Octets of a Unix socket's path; Linux takes 107."""
 
@@ -55,5 +62,28 @@ def socket_folder() -> Iterator[Path]:
     """Only this user can enter it."""
     usual = Path(tempfile.gettempdir())
     short = usual if len(str(usual)) < LONGEST - len("/ft-engine-12345678/api.sock") else Path("/tmp")  # noqa: S108 - mkdtemp
-    with tempfile.TemporaryDirectory(prefix="ft-engine-", dir=short, ignore_cleanup_errors=True) as folder:
+    _remove_abandoned(short)
+    temporary = tempfile.TemporaryDirectory(prefix=PREFIX, dir=short, ignore_cleanup_errors=True)
+    with temporary as folder, _held(Path(folder)):
         yield Path(folder)
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Folders of our user's agents that were killed: nobody holds them any more."""
+    for folder in parent.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):  # held, or another agent removes it, too
+            its = folder.stat()
+            if its.st_uid == os.getuid() and time.time() - its.st_mtime > YOUNG_S:
+                with _held(folder):
+                    shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """As long as this process lives at most; raises OSError where another one holds it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
