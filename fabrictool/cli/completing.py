@@ -41,6 +41,14 @@ def whys(incomplete: str) -> list[str]:
     return _beginning(incomplete, _whys())
 
 
+def documents(incomplete: str) -> list[str]:
+    """Whose schema can be printed: kinds of files, and the first words of commands."""
+    from fabrictool.blueprint.schema import FILES
+    from fabrictool.cli.answer_schemas import COMMANDS
+
+    return _beginning(incomplete, {command.partition(" ")[0] for command in (*FILES, *COMMANDS)})
+
+
 def _beginning(incomplete: str, names: Iterable[str]) -> list[str]:
     with contextlib.suppress(FabrictoolError, OSError):  # a shell has no room for complaints
         return sorted(name for name in names if name.startswith(incomplete))

@@ -37,7 +37,9 @@ def explain(
         near = difflib.get_close_matches(code.upper(), codes, 3) or ["docs/reference/errors.md lists all codes"]
         raise UsageError.of("FT9003", f"unknown error code {code!r}", hint=f"nearest: {', '.join(near)}")
     if as_json:
-        json_data({"format_version": "1", "type": "explanation", "code": code.upper(), **_plain(entry)})
+        from fabrictool.cli.answers import Explanation
+
+        json_data(Explanation(code=code.upper(), title=entry.title, text=entry.text, hint=entry.hint))
         return
     data(f"{paint(code.upper(), 'bold')}  {entry.title}\n\n{entry.text}\n\nWhat to do: {entry.hint}")
 
@@ -101,17 +103,19 @@ def doctor(
         checkup = SiteCheckup(not no_jobs, partition, wait, hubs)
         checks = [*checks, *check_clusters(sites, names, checkup, show)]
     if as_json:
+        from fabrictool.cli.answers import CheckRow, Checks
+
         rows = [
-            {
-                "name": check.name,
-                "good": check.good,
-                "warning": check.warning,
-                "text": check.text,
-                "hint": "" if check.good and not check.warning else check.hint,
-            }
+            CheckRow(
+                name=check.name,
+                good=check.good,
+                warning=check.warning,
+                text=check.text,
+                hint="" if check.good and not check.warning else check.hint,
+            )
             for check in checks
         ]
-        json_data({"format_version": "1", "type": "checks", "checks": rows})
+        json_data(Checks(checks=rows))
     return 0 if all(check.good for check in checks) else 1
 
 
@@ -137,7 +141,3 @@ def version() -> None:
     from fabrictool.cli.output import data
 
     data(__version__)
-
-
-def _plain(entry: object) -> dict[str, str]:
-    return {name: str(getattr(entry, name)) for name in ("title", "text", "hint")}

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 from typing import TYPE_CHECKING, Any
 
+from fabrictool.base.errors import UsageError
 from fabrictool.base.files import write_atomic
 from fabrictool.base.settings import Settings
 from fabrictool.blueprint.schema import FILES, SchemaKind, json_schema
 from fabrictool.catalog import accelerators, engines, links, models
 from fabrictool.catalog.errors import error_codes
+from fabrictool.cli.answer_schemas import COMMANDS, answer_schema, file_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,13 +37,29 @@ def pages(root: Any) -> dict[str, str]:
 
 def schemas() -> dict[str, str]:
     """File name under ``docs/schema`` → text."""
-    return {name: json.dumps(json_schema(kind), indent=2, ensure_ascii=False) + "\n" for kind, name in FILES.items()}
+    of_answers = {f"answers/{file_of(command)}": schema_text(command) for command in COMMANDS}
+    return {name: schema_text(kind) for kind, name in FILES.items()} | of_answers
+
+
+def schema_text(document: str) -> str:
+    """Of a kind of file, or of what a command prints; raises UsageError FT9001 for another word."""
+    if document in COMMANDS:
+        schema = answer_schema(document)
+    elif document in FILES:
+        schema = json_schema(document)
+    else:
+        known = [*FILES, *COMMANDS]
+        near = difflib.get_close_matches(document, known, 3) or [*FILES, "a command that has --json"]
+        message = f"no document is called {document!r}"
+        raise UsageError.of("FT9001", message, hint=f"nearest: {', '.join(near)}")
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
 def write_pages(root: Any, folder: Path) -> list[Path]:
     """Write the pages into `folder` and the schemas beside it; returns what was written."""
     files = {folder / name: text for name, text in pages(root).items()}
     files |= {folder.parent / "schema" / name: text for name, text in schemas().items()}
+    (folder.parent / "schema" / "answers").mkdir(parents=True, exist_ok=True)
     for path, text in files.items():
         write_atomic(path, text.encode())
     return list(files)

@@ -90,22 +90,25 @@ def show(
 
 
 def _document(plan: Plan, verdicts: list[RuleVerdict] | None) -> None:
-    from fabrictool.cli.output import json_data
+    import json
+
+    import msgspec
+
+    from fabrictool.cli.fabric_answers import SavedPlan, WrittenPlan
+    from fabrictool.cli.output import json_text
     from fabrictool.cli.plan_markdown import counts
     from fabrictool.cli.policies import as_rows
     from fabrictool.state.planfile import plan_document
 
-    document = {
-        "format_version": "1",
-        "type": "plan",
-        "id": plan.id,
-        "no_op": not plan.changes,
-        "counts": counts(plan.actions),
-        "plan": plan_document(plan),
-    }
-    if verdicts is not None:
-        document["policy"] = as_rows(verdicts)
-    json_data(document)
+    saved = plan_document(plan)
+    head = SavedPlan(
+        id=plan.id,
+        no_op=not plan.changes,
+        counts=counts(plan.actions),
+        plan=WrittenPlan(id=plan.id, release=saved["release"]),
+        policy=msgspec.UNSET if verdicts is None else as_rows(verdicts),
+    )
+    json_text(json.dumps(msgspec.to_builtins(head) | {"plan": saved}, indent=1, ensure_ascii=False))
 
 
 def _as_planned(plan: Plan) -> Observed:
@@ -133,8 +136,10 @@ def _values(source: Source, *, resolved: bool, origin: bool, as_json: bool) -> N
     if not resolved:
         rows = [row for row in rows if row.origin.file is not None]
     if as_json:
-        values = [{"path": row.path, "value": row.value, "origin": str(row.origin) or "default"} for row in rows]
-        json_data({"format_version": "1", "type": "values", "values": values})
+        from fabrictool.cli.answers import ValueRow, Values
+
+        values = [ValueRow(path=row.path, value=row.value, origin=str(row.origin) or "default") for row in rows]
+        json_data(Values(values=values))
     elif origin:
         data(table(["PATH", "VALUE", "ORIGIN"], [[r.path, r.value, str(r.origin) or "default"] for r in rows]))
     else:

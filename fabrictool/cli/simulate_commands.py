@@ -284,13 +284,14 @@ def trace_stats(
     from dataclasses import asdict
 
     from fabrictool.cli import tracing
+    from fabrictool.cli.forecast_answers import TraceStatistics
     from fabrictool.cli.output import data, json_data
     from fabrictool.cli.reading import read_requests
     from fabrictool.workload.statistics import statistics
 
     described = statistics(read_requests(source, since=since, until=until))
     if as_json:
-        json_data({"format_version": "1", "type": "trace-statistics", **tracing.plain(asdict(described))})
+        json_data(TraceStatistics(**tracing.plain(asdict(described))))
     else:
         data(tracing.text(described))
 

@@ -12,7 +12,14 @@ import numpy as np
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.base.files import file_error, write_output
 from fabrictool.base.units import Duration
-from fabrictool.cli.output import seconds_text, table
+from fabrictool.cli.forecast_answers import (
+    FigureOfSeeds,
+    PlayedEvent,
+    SimulatedModel,
+    SimulatedSpread,
+    Simulation,
+)
+from fabrictool.cli.output import json_document, seconds_text, table
 from fabrictool.simulator.report import QUANTILES
 
 if TYPE_CHECKING:
@@ -51,38 +58,34 @@ ALWAYS = FIGURES.keys() - {"refused", "lost", "unserved"}
 EVENT_WORDS = {"up": "is up from {at}", "drain": "gets no new requests from {at}", "down": "is lost at {at}"}
 
 
-def document(runs: Sequence[ShownPlay], seed: int, spreads: Sequence[SeedSpread] = ()) -> dict[str, Any]:
+def document(runs: Sequence[ShownPlay], seed: int, spreads: Sequence[SeedSpread] = ()) -> Simulation:
     """Every play; behind them, where there were several seeds, how far they differ."""
-    return {
-        "format_version": "1",
-        "type": "simulation",
-        "seed": seed,
-        "models": [
-            {
-                "model": run.model,
-                "scenario": run.scenario or None,
-                "trace": run.trace or None,
-                "seed": run.seed,
-                "events": [
-                    {"kind": event.kind, "replica": event.replica, "at_s": event.at, "happened": happened}
-                    for event, happened in run.events
-                ],
-                "unserved": run.unserved,
-                **run.report.to_json(),
-            }
-            for run in runs
-        ],
-        "spreads": [
-            {
-                "model": spread.first.model,
-                "scenario": spread.first.scenario or None,
-                "trace": spread.first.trace or None,
-                "seeds": spread.seeds,
-                "figures": {name: asdict(figure) for name, figure in spread.figures.items()},
-            }
-            for spread in spreads
-        ],
-    }
+    models = [
+        SimulatedModel(
+            model=run.model,
+            scenario=run.scenario or None,
+            trace=run.trace or None,
+            seed=run.seed,
+            events=[
+                PlayedEvent(kind=event.kind, replica=event.replica, at_s=event.at, happened=happened)
+                for event, happened in run.events
+            ],
+            unserved=run.unserved,
+            **run.report.to_json(),
+        )
+        for run in runs
+    ]
+    differing = [
+        SimulatedSpread(
+            model=spread.first.model,
+            scenario=spread.first.scenario or None,
+            trace=spread.first.trace or None,
+            seeds=spread.seeds,
+            figures={name: FigureOfSeeds(**asdict(figure)) for name, figure in spread.figures.items()},
+        )
+        for spread in spreads
+    ]
+    return Simulation(seed=seed, models=models, spreads=differing)
 
 
 def spread_table(spreads: Sequence[SeedSpread]) -> str:
@@ -180,8 +183,8 @@ def terminal_chart(runs: Sequence[ScenarioPlay], width: int = 60) -> str:
     return "\n".join(lines)
 
 
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    write_output(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+def write_json(path: Path, answer: Simulation) -> None:
+    write_output(path, (json_document(answer) + "\n").encode())
 
 
 def plottable(path: Path) -> None:
