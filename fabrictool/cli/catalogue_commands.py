@@ -115,7 +115,8 @@ def models(as_json: JsonOption = False) -> None:
     from fabrictool.catalog import models as catalogued
     from fabrictool.cli.answers import CatalogueModel, CatalogueModels
     from fabrictool.cli.describing import kv_octets
-    from fabrictool.cli.output import data, json_data, table
+    from fabrictool.cli.output import json_data, table
+    from fabrictool.cli.paging import page
 
     if as_json:
         rows = [
@@ -142,14 +143,15 @@ def models(as_json: JsonOption = False) -> None:
         ]
         for entry in catalogued().values()
     ]
-    data(table(["MODEL", "10⁹ WEIGHTS", "ACTIVE", "LAYERS", "KV, KB/TOKEN", "CONTEXT"], shown))
+    page(table(["MODEL", "10⁹ WEIGHTS", "ACTIVE", "LAYERS", "KV, KB/TOKEN", "CONTEXT"], shown))
 
 
 def devices(as_json: JsonOption = False) -> None:
     """List the devices of the catalogue, by the ids that inventories name them by."""
     from fabrictool.catalog import accelerators
     from fabrictool.cli.answers import CatalogueDevice, CatalogueDevices
-    from fabrictool.cli.output import data, json_data, table
+    from fabrictool.cli.output import json_data, table
+    from fabrictool.cli.paging import page
 
     if as_json:
         rows = [
@@ -178,4 +180,4 @@ def devices(as_json: JsonOption = False) -> None:
         ]
         for entry in accelerators().values()
     ]
-    data(table(["DEVICE", "NAME", "GB", "GB/S", "BF16 TFLOP/S", "LINK", "W"], shown))
+    page(table(["DEVICE", "NAME", "GB", "GB/S", "BF16 TFLOP/S", "LINK", "W"], shown))

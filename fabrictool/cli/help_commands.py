@@ -29,7 +29,8 @@ def explain(
 
     from fabrictool.base.errors import UsageError
     from fabrictool.catalog.errors import error_codes
-    from fabrictool.cli.output import data, json_data, paint
+    from fabrictool.cli.output import json_data, paint
+    from fabrictool.cli.paging import page
 
     codes = error_codes()
     entry = codes.get(code.upper())
@@ -41,7 +42,7 @@ def explain(
 
         json_data(Explanation(code=code.upper(), title=entry.title, text=entry.text, hint=entry.hint))
         return
-    data(f"{paint(code.upper(), 'bold')}  {entry.title}\n\n{entry.text}\n\nWhat to do: {entry.hint}")
+    page(f"{paint(code.upper(), 'bold')}  {entry.title}\n\n{entry.text}\n\nWhat to do: {entry.hint}")
 
 
 def doctor(

@@ -66,7 +66,12 @@ def write_pages(root: Any, folder: Path) -> list[Path]:
 
 
 def _cli(root: Any) -> str:
-    lines = [HEADER, "# Commands\n\n", "Data goes to stdout, talk to stderr. Exit codes: [status.md](status.md).\n"]
+    about = (
+        "Data goes to stdout, talk to stderr. Exit codes and JSON: [status.md](status.md).\n\n"
+        "On a terminal, text that is longer than the screen goes through `PAGER`, or `less`, which is told `FRX` where\n"
+        "`LESS` is not set. `fabrictool --no-pager COMMAND`, `PAGER=cat` and an empty `PAGER` print it at once.\n"
+    )
+    lines = [HEADER, "# Commands\n\n", about]
     for name, command in _commands(root, "fabrictool"):
         lines.append(f"\n## {name}\n\n{(command.help or '').strip()}\n\n")
         rows = [_parameter(parameter) for parameter in command.params if not getattr(parameter, "hidden", False)]

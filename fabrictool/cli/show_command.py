@@ -82,9 +82,10 @@ def show(
     elif as_json:
         _document(plan, verdicts)
     else:
+        from fabrictool.cli.paging import page
         from fabrictool.cli.plan_text import render
 
-        data(f"{render(plan, _as_planned(plan), verbosity=verbose, explain=bool(verbose))}\nid {plan.id}")
+        page(f"{render(plan, _as_planned(plan), verbosity=verbose, explain=bool(verbose))}\nid {plan.id}")
     print_problems(verdict.problem for verdict in verdicts or ())
     return exit_code(verdicts or ())
 
@@ -130,7 +131,8 @@ def _as_planned(plan: Plan) -> Observed:
 
 def _values(source: Source, *, resolved: bool, origin: bool, as_json: bool) -> None:
     from fabrictool.blueprint.resolved import resolved as rows_of
-    from fabrictool.cli.output import data, json_data, table
+    from fabrictool.cli.output import json_data, table
+    from fabrictool.cli.paging import page
 
     rows = rows_of(source.loaded)
     if not resolved:
@@ -141,6 +143,6 @@ def _values(source: Source, *, resolved: bool, origin: bool, as_json: bool) -> N
         values = [ValueRow(path=row.path, value=row.value, origin=str(row.origin) or "default") for row in rows]
         json_data(Values(values=values))
     elif origin:
-        data(table(["PATH", "VALUE", "ORIGIN"], [[r.path, r.value, str(r.origin) or "default"] for r in rows]))
+        page(table(["PATH", "VALUE", "ORIGIN"], [[r.path, r.value, str(r.origin) or "default"] for r in rows]))
     else:
-        data(table(["PATH", "VALUE"], [[row.path, row.value] for row in rows]))
+        page(table(["PATH", "VALUE"], [[row.path, row.value] for row in rows]))
