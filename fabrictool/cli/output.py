@@ -12,9 +12,11 @@ import re
 import shutil
 import sys
 import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fabrictool.base.text import escaped_json, visible
+from fabrictool.cli.hyperlinks import linked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -94,9 +96,11 @@ def print_problems(problems: Iterable[Problem], *, as_json: bool = False) -> Non
         json_line(Problems(problems=[ProblemRow.of(problem) for problem in listed]))
         return
     for problem in listed:
-        text = problem.render()
-        head, newline, rest = text.partition("\n")
-        say(paint(head, problem.severity) + newline + rest)
+        head, newline, rest = problem.render().partition("\n")
+        text = shown(paint(head, problem.severity) + newline + rest, sys.stderr)
+        if problem.place.file is not None and colours(sys.stderr):
+            text = linked(text, shown(str(problem.place), sys.stderr), Path(problem.place.file))
+        print(text, file=sys.stderr, flush=True)
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, columns: int | None = None) -> str:

@@ -68,8 +68,10 @@ def write_pages(root: Any, folder: Path) -> list[Path]:
 def _cli(root: Any) -> str:
     about = (
         "Data goes to stdout, talk to stderr. Exit codes and JSON: [status.md](status.md).\n\n"
-        "On a terminal, text that is longer than the screen goes through `PAGER`, or `less`, which is told `FRX` where\n"
-        "`LESS` is not set. `fabrictool --no-pager COMMAND`, `PAGER=cat` and an empty `PAGER` print it at once.\n"
+        "On a terminal, text that is longer than the screen goes through `PAGER`, or `less`, told `FRX` where `LESS`\n"
+        "is not set. `fabrictool --no-pager COMMAND`, `PAGER=cat` and an empty `PAGER` print it at once.\n"
+        "In terminals that are known to have links, the place of a diagnostic opens its file; `FORCE_HYPERLINK=0` or\n"
+        "`1` decides it.\n"
     )
     lines = [HEADER, "# Commands\n\n", about]
     for name, command in _commands(root, "fabrictool"):
