@@ -14,6 +14,7 @@ class ProgramOnTerminal:
 
     def __init__(self, line, *, cwd, environment, rows=24, columns=80):
         self.seen = ""
+        self._looked = 0
         self._pid, self._terminal = pty.fork()
         if not self._pid:
             try:
@@ -27,12 +28,13 @@ class ProgramOnTerminal:
         os.write(self._terminal, keys.encode())
 
     def wait_for(self, text, within_s=60.0):
-        """Read until `text` stands there; returns what has come since the last time."""
-        start, until = len(self.seen), time.monotonic() + within_s
-        while text not in self.seen[start:]:
+        """Read until `text` has come since the last time; returns what came up to it."""
+        until = time.monotonic() + within_s
+        while (place := self.seen.find(text, self._looked)) < 0:
             assert time.monotonic() < until, f"no {text!r} in {self.seen!r}"
             assert self._read(), f"it ended without {text!r}: {self.seen!r}"
-        return self.seen[start:]
+        start, self._looked = self._looked, place + len(text)
+        return self.seen[start : self._looked]
 
     def end(self, within_s=60.0):
         """Its exit code, once it has ended by itself."""

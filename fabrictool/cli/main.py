@@ -28,17 +28,21 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
+    import os
+
     import typer
 
     from fabrictool.base.errors import FabrictoolError
     from fabrictool.base.files import file_error
+    from fabrictool.cli.bash_words import whole_words
     from fabrictool.cli.commands import build
     from fabrictool.cli.output import print_problems
     from fabrictool.cli.paging import help_paged
 
     as_json = "--json" in arguments
     try:
-        with help_paged(wanted=not HELP.isdisjoint(arguments) and sys.stdout.isatty()):
+        asked_for_help = not HELP.isdisjoint(arguments) and sys.stdout.isatty()
+        with whole_words(os.environ), help_paged(wanted=asked_for_help):
             result = typer.main.get_command(build()).main(arguments, prog_name="fabrictool", standalone_mode=False)
     except FabrictoolError as error:
         print_problems(error.problems, as_json=as_json)
