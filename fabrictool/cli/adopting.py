@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError, UsageError
-from fabrictool.cli.answers import Adoption, Release
+from fabrictool.cli.answers import Adoption, ReleaseAnswer
 from fabrictool.cli.output import data, json_data, say
 from fabrictool.clusters.adopting import AdoptingCluster
 from fabrictool.clusters.connections.factory import connect_login, login_of
@@ -104,7 +104,7 @@ def release_server(source: Source, cluster: str, number: str, *, as_json: bool) 
         message = f"no agent of `adopt` runs in job {number} of {cluster}"
         raise FabrictoolError.of("FT5422", message, thing=f"cluster/{cluster}")
     if as_json:
-        json_data(Release(cluster=cluster, job=number))
+        json_data(ReleaseAnswer(cluster=cluster, job=number))
     else:
         data(f"the agent in job {number} leaves; the server and the job go on")
 

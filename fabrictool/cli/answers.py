@@ -18,17 +18,17 @@ FORMAT_VERSION = "1.0"
 FormatVersion = Annotated[str, msgspec.Meta(pattern=rf"^{FORMAT_VERSION.partition('.')[0]}\.[0-9]+$")]
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+class JsonDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
     """One document on stdout."""
 
     format_version: FormatVersion = FORMAT_VERSION
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+class JsonLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
     """One object of a stream, of which each is on a line of its own; the first line has the version."""
 
 
-class StreamVersion(Answer, frozen=True, kw_only=True, tag="version"):
+class StreamVersion(JsonDocument, frozen=True, kw_only=True, tag="version"):
     """The first line of a stream."""
 
 
@@ -55,7 +55,7 @@ class ProblemRow(msgspec.Struct, frozen=True, kw_only=True):
         return cls(**problem.to_json())
 
 
-class Problems(Answer, frozen=True, kw_only=True, tag="problems"):
+class Problems(JsonDocument, frozen=True, kw_only=True, tag="problems"):
     """Why a command failed; of `validate` its findings. One line, also at the end of a stream."""
 
     problems: list[ProblemRow]
@@ -63,7 +63,7 @@ class Problems(Answer, frozen=True, kw_only=True, tag="problems"):
     """Of `validate` alone."""
 
 
-class Explanation(Answer, frozen=True, kw_only=True, tag="explanation"):
+class Explanation(JsonDocument, frozen=True, kw_only=True, tag="explanation"):
     """What an error code means."""
 
     code: str
@@ -84,7 +84,7 @@ class CheckRow(msgspec.Struct, frozen=True, kw_only=True):
     """Empty where nothing is to be done."""
 
 
-class Checks(Answer, frozen=True, kw_only=True, tag="checks"):
+class Checks(JsonDocument, frozen=True, kw_only=True, tag="checks"):
     """All that `doctor` looked at."""
 
     checks: list[CheckRow]
@@ -100,7 +100,7 @@ class ValueRow(msgspec.Struct, frozen=True, kw_only=True):
     """`FILE:LINE:COLUMN`, or `default`."""
 
 
-class Values(Answer, frozen=True, kw_only=True, tag="values"):
+class Values(JsonDocument, frozen=True, kw_only=True, tag="values"):
     """Every value after merging."""
 
     values: list[ValueRow]
@@ -118,7 +118,7 @@ class CatalogueModel(msgspec.Struct, frozen=True, kw_only=True):
     max_context: int
 
 
-class CatalogueModels(Answer, frozen=True, kw_only=True, tag="catalogue-models"):
+class CatalogueModels(JsonDocument, frozen=True, kw_only=True, tag="catalogue-models"):
     """The models of the catalogue."""
 
     models: list[CatalogueModel]
@@ -139,13 +139,13 @@ class CatalogueDevice(msgspec.Struct, frozen=True, kw_only=True):
     tdp_w: float
 
 
-class CatalogueDevices(Answer, frozen=True, kw_only=True, tag="catalogue-devices"):
+class CatalogueDevices(JsonDocument, frozen=True, kw_only=True, tag="catalogue-devices"):
     """The devices of the catalogue."""
 
     devices: list[CatalogueDevice]
 
 
-class Architecture(Answer, frozen=True, kw_only=True, tag="architecture"):
+class Architecture(JsonDocument, frozen=True, kw_only=True, tag="architecture"):
     """What `catalogue add` read from a model's configuration."""
 
     id: str
@@ -160,7 +160,7 @@ class Architecture(Answer, frozen=True, kw_only=True, tag="architecture"):
     """As a blueprint's `architectures` has it."""
 
 
-class WeightsLock(Answer, frozen=True, kw_only=True, tag="weights-lock"):
+class WeightsLock(JsonDocument, frozen=True, kw_only=True, tag="weights-lock"):
     """The list of a model's files."""
 
     name: str
@@ -189,7 +189,7 @@ class WeightsOutlook(msgspec.Struct, frozen=True, kw_only=True):
     """Who would fetch what is missing."""
 
 
-class WeightsPlan(Answer, frozen=True, kw_only=True, tag="weights-plan"):
+class WeightsPlan(JsonDocument, frozen=True, kw_only=True, tag="weights-plan"):
     """What `weights stage` would do."""
 
     sets: list[WeightsOutlook]
@@ -204,7 +204,7 @@ class StagedRow(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it was not there before."""
 
 
-class WeightsStage(Answer, frozen=True, kw_only=True, tag="weights-stage"):
+class WeightsStage(JsonDocument, frozen=True, kw_only=True, tag="weights-stage"):
     """What `weights stage` did."""
 
     sets: list[StagedRow]
@@ -221,7 +221,7 @@ class VerifiedRow(msgspec.Struct, frozen=True, kw_only=True):
     """That are damaged or missing; some of them."""
 
 
-class WeightsVerify(Answer, frozen=True, kw_only=True, tag="weights-verify"):
+class WeightsVerify(JsonDocument, frozen=True, kw_only=True, tag="weights-verify"):
     """What `weights verify` found."""
 
     sets: list[VerifiedRow]
@@ -240,7 +240,7 @@ class SetRow(msgspec.Struct, frozen=True, kw_only=True):
     """That name it."""
 
 
-class WeightsList(Answer, frozen=True, kw_only=True, tag="weights-list"):
+class WeightsList(JsonDocument, frozen=True, kw_only=True, tag="weights-list"):
     """The sets that lie on clusters."""
 
     sets: list[SetRow]
@@ -254,7 +254,7 @@ class RemovedSet(msgspec.Struct, frozen=True, kw_only=True):
     octets: int
 
 
-class WeightsPrune(Answer, frozen=True, kw_only=True, tag="weights-prune"):
+class WeightsPrune(JsonDocument, frozen=True, kw_only=True, tag="weights-prune"):
     """What `weights prune` removed."""
 
     removed: list[RemovedSet]
@@ -271,7 +271,7 @@ class LeftoverRow(msgspec.Struct, frozen=True, kw_only=True):
     """Below the site's folder."""
 
 
-class Leftovers(Answer, frozen=True, kw_only=True, tag="leftovers"):
+class Leftovers(JsonDocument, frozen=True, kw_only=True, tag="leftovers"):
     """What `prune` found, or removed."""
 
     cluster: str
@@ -279,7 +279,7 @@ class Leftovers(Answer, frozen=True, kw_only=True, tag="leftovers"):
     items: list[LeftoverRow]
 
 
-class Environment(Answer, frozen=True, kw_only=True, tag="environment"):
+class Environment(JsonDocument, frozen=True, kw_only=True, tag="environment"):
     """The agents' environment that `bootstrap` placed."""
 
     cluster: str
@@ -308,7 +308,7 @@ class HostKeyRow(msgspec.Struct, frozen=True, kw_only=True):
     """Clusters."""
 
 
-class HostKeys(Answer, frozen=True, kw_only=True, tag="host-keys"):
+class HostKeys(JsonDocument, frozen=True, kw_only=True, tag="host-keys"):
     """The keys that a host shows."""
 
     host: str
@@ -335,14 +335,14 @@ class RevokedRow(msgspec.Struct, frozen=True, kw_only=True):
     """A day."""
 
 
-class Trust(Answer, frozen=True, kw_only=True, tag="trust"):
-    """The federation's certificates."""
+class TrustAnswer(JsonDocument, frozen=True, kw_only=True, tag="trust"):
+    """The certificates of the federation."""
 
     certificates: list[CertificateRow]
     revoked: list[RevokedRow]
 
 
-class Adoption(Answer, frozen=True, kw_only=True, tag="adoption"):
+class Adoption(JsonDocument, frozen=True, kw_only=True, tag="adoption"):
     """An engine that was brought under the mesh."""
 
     cluster: str
@@ -352,14 +352,14 @@ class Adoption(Answer, frozen=True, kw_only=True, tag="adoption"):
     ready: bool
 
 
-class Release(Answer, frozen=True, kw_only=True, tag="release"):
+class ReleaseAnswer(JsonDocument, frozen=True, kw_only=True, tag="release"):
     """An engine that was let go."""
 
     cluster: str
     job: str
 
 
-class Assignment(Answer, frozen=True, kw_only=True, tag="assignment"):
+class Assignment(JsonDocument, frozen=True, kw_only=True, tag="assignment"):
     """What an idle agent was told to serve."""
 
     session: str
@@ -379,7 +379,7 @@ class ScriptRow(msgspec.Struct, frozen=True, kw_only=True):
     script: str
 
 
-class Scripts(Answer, frozen=True, kw_only=True, tag="scripts"):
+class Scripts(JsonDocument, frozen=True, kw_only=True, tag="scripts"):
     """The jobs that a plan would submit."""
 
     scripts: list[ScriptRow]

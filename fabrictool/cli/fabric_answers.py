@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from fabrictool.cli.answers import Answer, Line
+from fabrictool.cli.answers import JsonDocument, JsonLine
 from fabrictool.domain.plan import Certificate
 from fabrictool.domain.state import Lease, State
 from fabrictool.status.documents import AgentStatus, Event, GatewayStatus
@@ -30,7 +30,7 @@ class TimedCertificate(Certificate, frozen=True, kw_only=True):
     """No part of the plan, which is the same on any machine."""
 
 
-class PlanAnswer(Answer, frozen=True, kw_only=True, tag="plan"):
+class PlanAnswer(JsonDocument, frozen=True, kw_only=True, tag="plan"):
     """What `plan` made. The fields of a plan stand beside these."""
 
     id: str
@@ -52,7 +52,7 @@ WITH_THE_FIELDS_OF_A_PLAN: frozenset[type[msgspec.Struct]] = frozenset({PlanAnsw
 """They cannot inherit from `Plan`, where the id is a property; `answer_schemas` adds what is not theirs."""
 
 
-class SavedPlan(Answer, frozen=True, kw_only=True, tag="saved-plan"):
+class SavedPlan(JsonDocument, frozen=True, kw_only=True, tag="saved-plan"):
     """What `show PLAN` prints."""
 
     id: str
@@ -65,7 +65,7 @@ class SavedPlan(Answer, frozen=True, kw_only=True, tag="saved-plan"):
     """With `--policy` alone."""
 
 
-class PolicyLine(Line, frozen=True, kw_only=True, tag="policy"):
+class PolicyLine(JsonLine, frozen=True, kw_only=True, tag="policy"):
     """A finding of a review rule, before anything is done."""
 
     effect: Literal["deny", "warn"]
@@ -87,7 +87,7 @@ class StepLine(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
-class DriftLine(Line, frozen=True, kw_only=True, tag="drift"):
+class DriftLine(JsonLine, frozen=True, kw_only=True, tag="drift"):
     """A way in which what runs is not what was applied."""
 
     kind: str
@@ -96,7 +96,7 @@ class DriftLine(Line, frozen=True, kw_only=True, tag="drift"):
     text: str
 
 
-class HealingLine(Line, frozen=True, kw_only=True, tag="healing"):
+class HealingLine(JsonLine, frozen=True, kw_only=True, tag="healing"):
     """An action that `reconcile` is going to take."""
 
     action: str
@@ -104,13 +104,13 @@ class HealingLine(Line, frozen=True, kw_only=True, tag="healing"):
     text: str
 
 
-class NotHealedLine(Line, frozen=True, kw_only=True, tag="not-healed"):
+class NotHealedLine(JsonLine, frozen=True, kw_only=True, tag="not-healed"):
     """A unit that is missing and is not started again for now."""
 
     text: str
 
 
-class EndLine(Line, frozen=True, kw_only=True, tag="end"):
+class EndLine(JsonLine, frozen=True, kw_only=True, tag="end"):
     """The last line, where all went well."""
 
     plan: str
@@ -151,7 +151,7 @@ class StartRow(msgspec.Struct, frozen=True, kw_only=True):
     starts: int
 
 
-class FabricStatus(Answer, frozen=True, kw_only=True, tag="status"):
+class FabricStatus(JsonDocument, frozen=True, kw_only=True, tag="status"):
     """What `status` shows of the whole fabric."""
 
     fabric: str
@@ -170,7 +170,7 @@ class FabricStatus(Answer, frozen=True, kw_only=True, tag="status"):
     gateways: dict[str, GatewayStatus]
 
 
-class UnitStatus(Answer, frozen=True, kw_only=True, tag="unit-status"):
+class UnitStatus(JsonDocument, frozen=True, kw_only=True, tag="unit-status"):
     """What `status --url` reads from one gateway or agent."""
 
     document: GatewayStatus | AgentStatus
@@ -190,19 +190,19 @@ class EventRow(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
-class Events(Answer, frozen=True, kw_only=True, tag="events"):
+class Events(JsonDocument, frozen=True, kw_only=True, tag="events"):
     """What happened, oldest first."""
 
     events: list[EventRow]
 
 
-class Fleet(Answer, frozen=True, kw_only=True, tag="fleet"):
+class FleetAnswer(JsonDocument, frozen=True, kw_only=True, tag="fleet"):
     """Who is in the mesh, as one of them sees it."""
 
     document: FleetStatus
 
 
-class Records(Answer, frozen=True, kw_only=True, tag="records"):
+class RecordsAnswer(JsonDocument, frozen=True, kw_only=True, tag="records"):
     """What one unit holds of the registry."""
 
     document: RecordsStatus
@@ -220,7 +220,7 @@ class ViewRow(msgspec.Struct, frozen=True, kw_only=True):
     records: int
 
 
-class Convergence(Answer, frozen=True, kw_only=True, tag="convergence"):
+class Convergence(JsonDocument, frozen=True, kw_only=True, tag="convergence"):
     """Whether all units hold the same."""
 
     agreed: bool
@@ -231,7 +231,7 @@ class Convergence(Answer, frozen=True, kw_only=True, tag="convergence"):
     """Unit → why it said nothing."""
 
 
-class MeshEventLine(Line, frozen=True, kw_only=True, tag="mesh-event"):
+class MeshEventLine(JsonLine, frozen=True, kw_only=True, tag="mesh-event"):
     """Something that changed in the mesh."""
 
     at: float
@@ -253,7 +253,7 @@ class ReplayedRow(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
-class MeshReplay(Answer, frozen=True, kw_only=True, tag="replay"):
+class MeshReplay(JsonDocument, frozen=True, kw_only=True, tag="replay"):
     """What came of a recorded trace."""
 
     inputs: int
@@ -264,7 +264,7 @@ class MeshReplay(Answer, frozen=True, kw_only=True, tag="replay"):
     events: list[ReplayedRow]
 
 
-class StateAnswer(Answer, frozen=True, kw_only=True, tag="state"):
+class StateAnswer(JsonDocument, frozen=True, kw_only=True, tag="state"):
     """What this side remembers."""
 
     place: str
@@ -282,14 +282,14 @@ class StateVersion(msgspec.Struct, frozen=True, kw_only=True):
     units: int
 
 
-class StateHistory(Answer, frozen=True, kw_only=True, tag="state-history"):
+class StateHistory(JsonDocument, frozen=True, kw_only=True, tag="state-history"):
     """The former states, as far as they are kept."""
 
     place: str
     versions: list[StateVersion]
 
 
-class StateRebuilt(Answer, frozen=True, kw_only=True, tag="state-rebuilt"):
+class StateRebuilt(JsonDocument, frozen=True, kw_only=True, tag="state-rebuilt"):
     """A state that was made anew."""
 
     aside: str | None
@@ -320,7 +320,7 @@ class UsageAnswerRow(msgspec.Struct, frozen=True, kw_only=True):
     ttft_s: float | None
 
 
-class UsageAnswer(Answer, frozen=True, kw_only=True, tag="usage"):
+class UsageAnswer(JsonDocument, frozen=True, kw_only=True, tag="usage"):
     """What was asked of the gateways."""
 
     since: str

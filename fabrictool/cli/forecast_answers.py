@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from fabrictool.cli.answers import Answer
+from fabrictool.cli.answers import JsonDocument
 
 
 class PlayedEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,8 +80,8 @@ class SimulatedSpread(msgspec.Struct, frozen=True, kw_only=True):
     figures: dict[str, FigureOfSeeds]
 
 
-class Simulation(Answer, frozen=True, kw_only=True, tag="simulation"):
-    """What `simulate` played."""
+class Simulation(JsonDocument, frozen=True, kw_only=True, tag="simulation"):
+    """The figures that `simulate` forecasts."""
 
     seed: int
     models: list[SimulatedModel]
@@ -118,7 +118,7 @@ class WhatIfOutcome(msgspec.Struct, frozen=True, kw_only=True):
     stopped: int | None
 
 
-class WhatIf(Answer, frozen=True, kw_only=True, tag="what-if"):
+class WhatIf(JsonDocument, frozen=True, kw_only=True, tag="what-if"):
     """What `plan --what-if` compares."""
 
     base: WhatIfOutcome
@@ -161,7 +161,7 @@ class FrontRow(msgspec.Struct, frozen=True, kw_only=True):
     placement: list[PlacedRow]
 
 
-class Pareto(Answer, frozen=True, kw_only=True, tag="pareto"):
+class Pareto(JsonDocument, frozen=True, kw_only=True, tag="pareto"):
     """What `plan --pareto` shows."""
 
     criteria: list[str]
@@ -196,7 +196,7 @@ class HorizonTotals(msgspec.Struct, frozen=True, kw_only=True):
     misses_slo: float
 
 
-class HorizonAnswer(Answer, frozen=True, kw_only=True, tag="horizon"):
+class HorizonAnswer(JsonDocument, frozen=True, kw_only=True, tag="horizon"):
     """What `plan --horizon` shows."""
 
     unit: str
@@ -209,7 +209,7 @@ class HorizonAnswer(Answer, frozen=True, kw_only=True, tag="horizon"):
     """One placement for all steps."""
 
 
-class Instance(Answer, frozen=True, kw_only=True, tag="instance"):
+class InstanceAnswer(JsonDocument, frozen=True, kw_only=True, tag="instance"):
     """What `instance` found for a published problem."""
 
     solver: str
@@ -234,8 +234,8 @@ class CalibrationRow(msgspec.Struct, frozen=True, kw_only=True):
     file: str
 
 
-class CalibrationAnswer(Answer, frozen=True, kw_only=True, tag="calibration"):
-    """What `calibrate` wrote."""
+class CalibrationAnswer(JsonDocument, frozen=True, kw_only=True, tag="calibration"):
+    """The calibrations that `calibrate` wrote."""
 
     calibrations: list[CalibrationRow]
     unusable_rows: int | msgspec.UnsetType = msgspec.UNSET
@@ -246,7 +246,7 @@ class CalibrationAnswer(Answer, frozen=True, kw_only=True, tag="calibration"):
     """Of records: requests that arrived while the service did not keep up."""
 
 
-class TraceStatistics(Answer, frozen=True, kw_only=True, tag="trace-statistics"):
+class TraceStatistics(JsonDocument, frozen=True, kw_only=True, tag="trace-statistics"):
     """What `trace stats` says of a trace. Null is what is not a number."""
 
     requests: int
@@ -291,7 +291,7 @@ class ProfiledModel(msgspec.Struct, frozen=True, kw_only=True):
     cached_share: float
 
 
-class WorkloadProfile(Answer, frozen=True, kw_only=True, tag="workload-profile"):
+class WorkloadProfile(JsonDocument, frozen=True, kw_only=True, tag="workload-profile"):
     """What `trace profile` says of a store of records."""
 
     models: list[ProfiledModel]
@@ -352,8 +352,8 @@ class PickedPoint(RecommendedPoint, frozen=True, kw_only=True):
     requests_per_s_within_targets: float | None
 
 
-class RecommendationAnswer(Answer, frozen=True, kw_only=True, tag="recommendation"):
-    """What `recommend` compared."""
+class RecommendationAnswer(JsonDocument, frozen=True, kw_only=True, tag="recommendation"):
+    """The settings that `recommend` compared."""
 
     model: str
     input_len: int

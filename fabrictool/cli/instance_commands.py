@@ -55,10 +55,10 @@ def instance(
     answer = solve(problem, solver.value, seconds=budget, seed=seed)
     gap = (answer.cost - answer.bound) / answer.cost if answer.cost else 0.0
     if as_json:
-        from fabrictool.cli.forecast_answers import Instance
+        from fabrictool.cli.forecast_answers import InstanceAnswer
 
         json_data(
-            Instance(
+            InstanceAnswer(
                 solver=solver.value,
                 gpus={gpu.name: count for gpu, count in zip(problem.gpus, answer.counts, strict=True)},
                 cost_per_hour=answer.cost,

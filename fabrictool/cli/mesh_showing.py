@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fabrictool.base.errors import UsageError
-from fabrictool.cli.fabric_answers import Fleet, Records
+from fabrictool.cli.fabric_answers import FleetAnswer, RecordsAnswer
 from fabrictool.cli.mesh_asking import ASK_S, LiveFleet
 from fabrictool.cli.mesh_text import member_lines, path_lines, record_lines
 from fabrictool.cli.output import data, json_data
@@ -26,7 +26,7 @@ def show_members(source: Source, url: str, wanted: FleetQuery, *, everybody: boo
     matching = [member for member in view.members if wanted.wants(member)]
     shown = [member for member in matching if everybody or member.state not in OVER]
     if as_json:
-        json_data(Fleet(document=msgspec.structs.replace(view, members=shown)))
+        json_data(FleetAnswer(document=msgspec.structs.replace(view, members=shown)))
     else:
         data("\n".join(member_lines(view, shown, len(matching) - len(shown), time.time())))
 
@@ -34,7 +34,7 @@ def show_members(source: Source, url: str, wanted: FleetQuery, *, everybody: boo
 def show_paths(source: Source, url: str, *, as_json: bool) -> None:
     view = _fleet(source, url)
     if as_json:
-        json_data(Fleet(document=view))
+        json_data(FleetAnswer(document=view))
     else:
         data("\n".join(path_lines(view, time.time())))
 
@@ -47,7 +47,7 @@ def show_records(source: Source, url: str, wanted: str, *, as_json: bool) -> Non
     if wanted and not rows:
         raise UsageError.of("FT9009", f"no record has the key {wanted!r}", hint="`fabrictool mesh records` lists them")
     if as_json:
-        json_data(Records(document=msgspec.structs.replace(view, rows=rows)))
+        json_data(RecordsAnswer(document=msgspec.structs.replace(view, rows=rows)))
     else:
         data("\n".join(record_lines(view, rows, time.time())))
 

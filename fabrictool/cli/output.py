@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from fabrictool.base.errors import Problem
-    from fabrictool.cli.answers import Answer, Line
+    from fabrictool.cli.answers import JsonDocument, JsonLine
     from fabrictool.cli.fabric_answers import StepLine
 
 _COLOURS = {"error": "31", "warning": "33", "good": "32", "dim": "2", "bold": "1"}
@@ -64,18 +64,18 @@ def data(text: str, *, end: str = "\n") -> None:
     print(shown(text, sys.stdout), end=end, flush=True)
 
 
-def json_data(answer: Answer) -> None:
+def json_data(answer: JsonDocument) -> None:
     """One document for a program."""
     json_text(json_document(answer))
 
 
-def json_document(answer: Answer) -> str:
+def json_document(answer: JsonDocument) -> str:
     import msgspec
 
     return json.dumps(msgspec.to_builtins(answer), indent=1, ensure_ascii=False)
 
 
-def json_line(line: Answer | Line | StepLine) -> None:
+def json_line(line: JsonDocument | JsonLine | StepLine) -> None:
     """One object of a stream."""
     import msgspec
 

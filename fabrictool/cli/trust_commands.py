@@ -125,10 +125,12 @@ def show(blueprint: BlueprintOption = None, inventory: InventoryOption = None, a
     store = Source(blueprint, inventory).fabric().trust
     rows, revoked = store.certificates(), store.revoked(now=time.time())
     if as_json:
-        from fabrictool.cli.answers import CertificateRow, RevokedRow, Trust
+        from fabrictool.cli.answers import CertificateRow, RevokedRow
 
         json_data(
-            Trust(certificates=[CertificateRow(**row) for row in rows], revoked=[RevokedRow(**row) for row in revoked])
+            TrustAnswer(
+                certificates=[CertificateRow(**row) for row in rows], revoked=[RevokedRow(**row) for row in revoked]
+            )
         )
         return
     data(table(["NAME", "FEDERATION", "VALID UNTIL"], [[r["name"], r["federation"][:8], r["not_after"]] for r in rows]))

@@ -42,7 +42,7 @@ def test_a_type_stands_for_one_form():
     by_type = {}
     for printed in COMMANDS.values():
         for kind in printed.kinds:
-            if issubclass(kind, answers.Answer | answers.Line):
+            if issubclass(kind, answers.JsonDocument | answers.JsonLine):
                 by_type.setdefault(kind.__struct_config__.tag, set()).add(kind)
     assert all(len(kinds) == 1 for kinds in by_type.values()), by_type
     assert not set(by_type) & set(fabric_answers.StepKind.__args__)
