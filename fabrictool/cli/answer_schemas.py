@@ -42,7 +42,7 @@ def _stream(*kinds: type[msgspec.Struct]) -> Printed:
 
 COMMANDS: Mapping[str, Printed] = {
     "validate": _document(),
-    "explain": _document(answers.Explanation),
+    "explain": _document(answers.Explanation, answers.FieldExplanation, answers.Decision),
     "doctor": _document(answers.Checks),
     "show": _document(answers.Values, fabric_answers.SavedPlan, answers.Scripts),
     "plan": _document(

@@ -73,6 +73,39 @@ class Explanation(JsonDocument, frozen=True, kw_only=True, tag="explanation"):
     """What to do."""
 
 
+class FieldRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One key of a file."""
+
+    key: str
+    value: str
+    """What may stand there, in words."""
+    default: str | None
+    required: bool
+    text: str
+
+
+class FieldExplanation(JsonDocument, frozen=True, kw_only=True, tag="field"):
+    """What a key of a file means."""
+
+    file: str
+    """`blueprint`, `inventory` or `policy`."""
+    path: str
+    """With `NAME` where one chooses the key."""
+    value: str
+    default: str | None
+    required: bool
+    text: str
+    keys: list[FieldRow]
+    """Those below it."""
+
+
+class Decision(JsonDocument, frozen=True, kw_only=True, tag="decision"):
+    """Why a model stands where it stands, or does not stand somewhere."""
+
+    question: str
+    sentences: list[str]
+
+
 class CheckRow(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that `doctor` looked at."""
 

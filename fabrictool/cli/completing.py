@@ -29,11 +29,13 @@ def clusters(incomplete: str) -> list[str]:
     return _beginning(incomplete, _clusters())
 
 
-def codes(incomplete: str) -> list[str]:
-    """Of errors and warnings, whether they are typed small or large."""
+def explained(incomplete: str) -> list[str]:
+    """What `explain` knows: codes, whether they are typed small or large, and keys of files."""
     from fabrictool.catalog.errors import error_codes
+    from fabrictool.cli.fields import paths
 
-    return _beginning(incomplete.upper(), error_codes())
+    codes = _beginning(incomplete.upper(), error_codes()) if incomplete else []
+    return codes or _beginning(incomplete, paths())
 
 
 def whys(incomplete: str) -> list[str]:

@@ -21,28 +21,25 @@ def register(app: typer.Typer) -> None:
 
 
 def explain(
-    code: Annotated[str, typer.Argument(help="An error code such as FT1203.", autocompletion=completing.codes)],
+    thing: Annotated[
+        str,
+        typer.Argument(
+            help="A code such as FT1203; a key of a file, such as models.slo or inventory.clusters; or a decision:"
+            ' model/NAME, "MODEL on DEVICE" or MODEL@CLUSTER/PARTITION.',
+            autocompletion=completing.explained,
+        ),
+    ],
+    blueprint: BlueprintOption = None,
+    inventory: InventoryOption = None,
+    assume_empty: Annotated[
+        bool, typer.Option("--assume-empty", help="Of a decision: contact no cluster, as `plan --assume-empty`.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what an error code means and what to do; works offline."""
-    import difflib
+    """Say what an error code or a key of a file means, offline; or why a model stands where it stands."""
+    from fabrictool.cli.explaining import explain_thing
 
-    from fabrictool.base.errors import UsageError
-    from fabrictool.catalog.errors import error_codes
-    from fabrictool.cli.output import json_data, paint
-    from fabrictool.cli.paging import page
-
-    codes = error_codes()
-    entry = codes.get(code.upper())
-    if entry is None:
-        near = difflib.get_close_matches(code.upper(), codes, 3) or ["docs/reference/errors.md lists all codes"]
-        raise UsageError.of("FT9003", f"unknown error code {code!r}", hint=f"nearest: {', '.join(near)}")
-    if as_json:
-        from fabrictool.cli.answers import Explanation
-
-        json_data(Explanation(code=code.upper(), title=entry.title, text=entry.text, hint=entry.hint))
-        return
-    page(f"{paint(code.upper(), 'bold')}  {entry.title}\n\n{entry.text}\n\nWhat to do: {entry.hint}")
+    explain_thing(thing, Source(blueprint, inventory), assume=assume_empty, as_json=as_json)
 
 
 def doctor(

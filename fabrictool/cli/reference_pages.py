@@ -118,7 +118,7 @@ def _fields(schema: dict[str, Any]) -> str:
     rows = []
     for name, field in schema["properties"].items():
         default = "required" if name in required else _default(field)
-        rows.append((f"`{name}`", _type(field), default, str(field.get("description", ""))))
+        rows.append((f"`{name}`", value_words(field), default, str(field.get("description", ""))))
     return _table(("key", "value", "default", "meaning"), rows)
 
 
@@ -127,7 +127,7 @@ def _default(field: dict[str, Any]) -> str:
     return "" if value in (None, {}, [], ()) else f"`{json.dumps(value, ensure_ascii=False)}`"
 
 
-def _type(field: dict[str, Any]) -> str:
+def value_words(field: dict[str, Any]) -> str:
     """A field's type in words; a variable stands for any text and is left out."""
     if "$ref" in field:
         name = field["$ref"].rsplit("/", 1)[1]
@@ -135,7 +135,7 @@ def _type(field: dict[str, Any]) -> str:
     for word in ("anyOf", "allOf", "oneOf"):
         if word in field:
             kinds = [
-                _type(option)
+                value_words(option)
                 for option in field[word]
                 if not str(option.get("description", "")).startswith("a variable")
             ]
@@ -147,10 +147,10 @@ def _type(field: dict[str, Any]) -> str:
     if "examples" in field:
         return "such as " + ", ".join(f"`{example}`" for example in field["examples"])
     if field.get("type") == "array":
-        return f"list of {_type(field.get('items', {}))}".rstrip()
+        return f"list of {value_words(field.get('items', {}))}".rstrip()
     if field.get("type") == "object":
         below = next(iter(field.get("patternProperties", {}).values()), field.get("additionalProperties"))
-        return f"by name: {_type(below)}" if isinstance(below, dict) and below else "keys and values"
+        return f"by name: {value_words(below)}" if isinstance(below, dict) and below else "keys and values"
     return {"string": "text", "integer": "whole number", "boolean": "true or false"}.get(field.get("type", ""), "")
 
 

@@ -125,7 +125,7 @@ def show(blueprint: BlueprintOption = None, inventory: InventoryOption = None, a
     store = Source(blueprint, inventory).fabric().trust
     rows, revoked = store.certificates(), store.revoked(now=time.time())
     if as_json:
-        from fabrictool.cli.answers import CertificateRow, RevokedRow
+        from fabrictool.cli.answers import CertificateRow, RevokedRow, TrustAnswer
 
         json_data(
             TrustAnswer(

@@ -22,7 +22,7 @@ from fabrictool.planner.chosen import SearchOptions, best, forecast_of
 from fabrictool.planner.diff import actions, delete, is_gateway
 from fabrictool.planner.drift import clock_warnings, out_of_reach
 from fabrictool.planner.entitled import unserved_groups
-from fabrictool.planner.explaining.explain import explanation, reasons
+from fabrictool.planner.explaining.explain import explanation, reason_of, reasons
 from fabrictool.planner.explaining.moves import moves_of, refuse_too_few
 from fabrictool.planner.explaining.relaxations import explain_conflict
 from fabrictool.planner.explaining.whynot import answers, checked
@@ -140,6 +140,37 @@ def plan(
             *clock_warnings(evidence),
             *_waiting_pins(blueprint, situation),
             *(trouble.message for trouble in out_of_reach(evidence) if _disabled(trouble, evidence.observed)),
+        ),
+    )
+
+
+def decision(
+    blueprint: Blueprint, inventory: Inventory, evidence: Evidence, options: PlanOptions, question: str, *, now: float
+) -> tuple[str, ...]:
+    """Why a model stands where it stands; or the answer to a question as `explaining.whynot` reads it.
+
+    Raises
+    ------
+    InfeasibleError
+        FT200x as `plan` does.
+    UsageError
+        FT2015 neither a model nor a question.
+    """
+    model = blueprint.bases.get(question, question)
+    whole = model in blueprint.models
+    evidence = evidence.within(inventory)
+    if not whole:
+        checked(question, sorted(blueprint.models), pools_of(inventory), blueprint.bases)
+    chosen = _chosen(situation_of(blueprint, inventory, evidence, now), options, evidence.observed)
+    problem, solution, currency = chosen.problem, chosen.solution, currency_of(inventory)
+    places = dict.fromkeys(pool.device for pool in problem.pools)
+    questions = [f"{model}@{place}" for place in places] if whole else [question]
+    return (
+        *(reason_of(problem, solution, need) for need in problem.needs if whole and need.model == model),
+        *(
+            sentence
+            for asked in questions
+            for sentence in answers(problem, solution, asked, currency, options.seed, blueprint.bases)
         ),
     )
 

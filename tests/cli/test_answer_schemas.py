@@ -61,6 +61,8 @@ PRINTED = [
     ["events", "--json"],
     ["explain", "FT1203", "--json"],
     ["explain", "FT0000", "--json"],
+    ["explain", "models.slo", "--json"],
+    ["explain", "model/tiny", "--assume-empty", "--json"],
     ["doctor", "--json"],
     ["state", "show", "--json"],
     ["state", "history", "--json"],

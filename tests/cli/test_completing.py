@@ -26,7 +26,8 @@ def test_names_that_begin_so(here):
     assert completing.whys("m@c") == ["m@c/g", "m@cpu"]
     whole = completing.whys("m@")[0]
     assert shlex.split(f"fabrictool plan --why-not {whole}")[-1] == whole, "one word for a shell"
-    assert completing.codes("ft120")[0] == "FT1201"
+    assert completing.explained("ft120")[0] == "FT1201"
+    assert "models.slo" in completing.explained("models.s")
     assert "HuggingFaceTB/SmolLM2-135M-Instruct" in completing.models("HuggingFaceTB/")
     assert completing.units("") == [], "nothing was applied yet"
 
