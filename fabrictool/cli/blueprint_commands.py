@@ -60,7 +60,7 @@ def schema(
     document: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KIND|COMMAND]",
+            metavar="KIND|COMMAND",
             help="blueprint (the default), inventory, part or policy; or a command that has --json, as in `schema plan`"
             " and `schema mesh members`.",
             autocompletion=completing.documents,

@@ -143,7 +143,7 @@ def models(as_json: JsonOption = False) -> None:
         ]
         for entry in catalogued().values()
     ]
-    page(table(["MODEL", "10⁹ WEIGHTS", "ACTIVE", "LAYERS", "KV, KB/TOKEN", "CONTEXT"], shown))
+    page(table(["MODEL", "BILLION", "ACTIVE", "LAYERS", "KV KB/TOK", "CONTEXT"], shown))
 
 
 def devices(as_json: JsonOption = False) -> None:
@@ -180,4 +180,4 @@ def devices(as_json: JsonOption = False) -> None:
         ]
         for entry in accelerators().values()
     ]
-    page(table(["DEVICE", "NAME", "GB", "GB/S", "BF16 TFLOP/S", "LINK", "W"], shown))
+    page(table(["DEVICE", "NAME", "GB", "GB/S", "BF16 TF/S", "LINK", "W"], shown))

@@ -277,7 +277,7 @@ def _refuse(why: str, given: object) -> None:
 
 
 def apply(
-    plan_file: Annotated[Path | None, typer.Argument(metavar="[PLAN]", help="A saved plan; default: plan now.")] = None,
+    plan_file: Annotated[Path | None, typer.Argument(metavar="PLAN", help="A saved plan; default: plan now.")] = None,
     blueprint: BlueprintOption = None,
     inventory: InventoryOption = None,
     overlay: OverlayOption = None,

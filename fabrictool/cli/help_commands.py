@@ -24,6 +24,7 @@ def explain(
     thing: Annotated[
         str,
         typer.Argument(
+            metavar="THING",
             help="A code such as FT1203; a key of a file, such as models.slo or inventory.clusters; or a decision:"
             ' model/NAME, "MODEL on DEVICE" or MODEL@CLUSTER/PARTITION.',
             autocompletion=completing.explained,

@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
 
 def show(
     plan_file: Annotated[
-        Path | None, typer.Argument(metavar="[PLAN]", help="A saved plan; default: the blueprint's values.")
+        Path | None, typer.Argument(metavar="PLAN", help="A saved plan; default: the blueprint's values.")
     ] = None,
     blueprint: BlueprintOption = None,
     inventory: InventoryOption = None,

@@ -116,6 +116,7 @@ def simulate(
     from fabrictool.cli import simulating, simulation_output, sweeping
     from fabrictool.cli.calibration_files import read_calibrations
     from fabrictool.cli.output import data, json_data, say
+    from fabrictool.cli.plan_text import folded
     from fabrictool.simulator.play import PlayOptions
 
     if cases is not None:
@@ -167,7 +168,7 @@ def simulate(
         table, notes = simulation_output.lines_of(shown, spreads)
         data(table)
         for line in notes:
-            say(line)
+            say("\n".join(folded(line)))
     if chart:
         say(simulation_output.terminal_chart(runs))
     if plot is not None:

@@ -19,7 +19,7 @@ from fabrictool.cli.forecast_answers import (
     SimulatedSpread,
     Simulation,
 )
-from fabrictool.cli.output import json_document, seconds_text, table
+from fabrictool.cli.output import json_document, seconds_text, table, terminal_columns
 from fabrictool.simulator.report import QUANTILES
 
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ FIGURES: Mapping[str, tuple[str, Callable[[float], str]]] = {
 """Title and form of each figure of `sweeping.figures_of`."""
 ALWAYS = FIGURES.keys() - {"refused", "lost", "unserved"}
 """The others are shown where there are any."""
+SPEEDS = 9
+"""Columns of the table that say what clients see, with the model's name."""
 EVENT_WORDS = {"up": "is up from {at}", "drain": "gets no new requests from {at}", "down": "is lost at {at}"}
 
 
@@ -113,7 +115,7 @@ def lines_of(runs: Sequence[ShownPlay], spreads: Sequence[SeedSpread]) -> tuple[
 
 
 def table_of(runs: Sequence[ShownPlay]) -> str:
-    """One line a model."""
+    """One line a model; on a terminal that is too narrow two, what clients see and what that takes."""
     headings = (
         "model", "requests", "req/s", "TTFT p50", "p95", "TPOT p50", "p95", "E2E p95", "SLO met", "busy", "KV",
         "tok/s", "cost/Mtok", "J/token",
@@ -135,10 +137,15 @@ def table_of(runs: Sequence[ShownPlay]) -> str:
             f"{max(figures.utilisation):.0%}",
             f"{max(figures.kv_use):.0%}",
             f"{figures.output_tokens_per_s:.4g}",
-            f"{figures.cost_per_million_tokens:.3g}",
+            f"{figures.cost_per_million_tokens:.3g}" if figures.cost else "–",
             f"{figures.joules_per_token:.3g}",
         ))  # fmt: skip
-    return table(headings, rows)
+    whole, edge = table(headings, rows), terminal_columns()
+    if edge is None or len(whole.partition("\n")[0]) <= edge:
+        return whole
+    parts = [(headings[0], *headings[1:SPEEDS]), (headings[0], *headings[SPEEDS:])]
+    first, second = ([(row[0], *row[1:SPEEDS]) for row in rows], [(row[0], *row[SPEEDS:]) for row in rows])
+    return f"{table(parts[0], first)}\n\n{table(parts[1], second)}"
 
 
 def notes(runs: Sequence[ShownPlay]) -> Iterator[str]:

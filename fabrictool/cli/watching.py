@@ -93,6 +93,8 @@ def _whole_fabric(fabric: Fabric, blueprint_digest: str, *, patient: bool) -> tu
     lines += [f"! {problem.message}" for problem in overview.unreached]
     lines += [f"~ {text}" for text in overview.drift]
     lines += [f"! {text}" for text in overview.warnings]
+    if not units and not overview.unreached:
+        lines.append("nothing was applied, or all of it was stopped; next: fabrictool plan")
     if units:
         rows = [[u["address"], u["cluster"], _painted(u["state"]), u["engine"], _detail(u)] for u in units]
         lines += ["", table(["UNIT", "CLUSTER", "STATE", "ENGINE", ""], rows)]
@@ -282,6 +284,8 @@ def show_events(source: Source, lines: int, *, as_json: bool) -> None:
     if as_json:
         json_data(Events(events=events))
         return
+    if not events:
+        say("nothing has happened yet")
     for event in events:
         stamp = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(event.at))
         data(f"{stamp}  {event.source:<24} {event.kind:<16} {event.subject}  {event.text}".rstrip())

@@ -309,7 +309,7 @@ def _without_hours(blueprint: Blueprint) -> list[str]:
 def _unread_keys(blueprint: Blueprint, keys: str | None) -> list[str]:
     if keys is not None or not (blueprint.tenants or blueprint.key_api) or not blueprint.every_gateway:
         return []
-    return ["tenant keys unavailable; key changes not checked"]
+    return ["tenant keys unavailable (`fabrictool doctor` says which); key changes not checked"]
 
 
 def _waiting_pins(blueprint: Blueprint, situation: Situation) -> list[str]:
