@@ -10,6 +10,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests.answers import check_answer
 from tests.ports import free_port
 from tests.warm import WarmCommandLine
 
@@ -103,6 +104,7 @@ class FabricBed:
         assert "Traceback" not in done.stderr, done.stderr
         if code is not None:
             assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        check_answer(arguments, done.stdout)
         return done
 
     def start(self, *arguments, **environment):

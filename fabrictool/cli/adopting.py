@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError, UsageError
+from fabrictool.cli.answers import Adoption, ReleaseAnswer
 from fabrictool.cli.output import data, json_data, say
 from fabrictool.clusters.adopting import AdoptingCluster
 from fabrictool.clusters.connections.factory import connect_login, login_of
@@ -87,9 +88,8 @@ def adopt_server(
         there.start(spec, _step_name(number), job, identity)
         say(f"an agent starts in job {number} on {job.node}")
         _wait(there, number, wait_s)
-    result = {"cluster": cluster, "job": number, "node": job.node, "session": session, "ready": wait_s > 0}
     if as_json:
-        json_data({"format_version": "1", "type": "adoption", **result})
+        json_data(Adoption(cluster=cluster, job=number, node=job.node, session=session, ready=wait_s > 0))
     else:
         served = model or "its model"
         data(f"job {number} on {job.node} serves {served}, as joined/{session[:8]}" if wait_s else "started")
@@ -104,7 +104,7 @@ def release_server(source: Source, cluster: str, number: str, *, as_json: bool) 
         message = f"no agent of `adopt` runs in job {number} of {cluster}"
         raise FabrictoolError.of("FT5422", message, thing=f"cluster/{cluster}")
     if as_json:
-        json_data({"format_version": "1", "type": "release", "cluster": cluster, "job": number})
+        json_data(ReleaseAnswer(cluster=cluster, job=number))
     else:
         data(f"the agent in job {number} leaves; the server and the job go on")
 

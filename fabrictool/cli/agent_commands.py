@@ -24,7 +24,7 @@ def join(
     command: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[-- COMMAND …]",
+            metavar="-- COMMAND",
             help="Starts an OpenAI-compatible server on 127.0.0.1; {port} in it becomes a free port.",
         ),
     ] = None,

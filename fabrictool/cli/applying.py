@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from fabrictool.applier.wave import QUEUE_WAIT_S
 from fabrictool.base.errors import (
@@ -16,6 +16,8 @@ from fabrictool.base.errors import (
     UnreachableError,
     UsageError,
 )
+from fabrictool.cli.answers import StreamVersion
+from fabrictool.cli.fabric_answers import EndLine, StepLine
 from fabrictool.cli.output import data, json_line, paint, print_problems, say
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from fabrictool.applier.apply import Interrupt, Reporter
+    from fabrictool.cli.fabric_answers import StepKind
     from fabrictool.cli.source import Source
     from fabrictool.domain.plan import Action, Plan
     from fabrictool.state.fabric import Fabric
@@ -45,13 +48,16 @@ class TextReporter:
 
 
 class JsonReporter:
-    """One NDJSON event a step on stdout; the first line names the version."""
-
-    def __init__(self) -> None:
-        json_line({"type": "version", "format_version": "1"})
+    """One NDJSON event a step on stdout."""
 
     def step(self, action: Action, kind: str, text: str) -> None:
-        json_line({"type": kind, "action": action.kind, "address": action.address, "text": text})
+        json_line(StepLine(type=cast("StepKind", kind), action=action.kind, address=action.address, text=text))
+
+
+def begin_stream(*, as_json: bool) -> None:
+    """The first line of NDJSON has the version; it comes before whatever else the command has to tell."""
+    if as_json:
+        json_line(StreamVersion())
 
 
 def reporter(*, as_json: bool) -> Reporter:
@@ -64,6 +70,7 @@ def destroy_fabric(source: Source, *, yes: bool, as_json: bool) -> int:
     from fabrictool.cli.plan_text import action_lines
     from fabrictool.planner.plan import destruction
 
+    begin_stream(as_json=as_json)
     with source.fabric() as fabric:
         plan, unreached = destruction(source.identity.digest, fabric.gather(now=time.time()))
         left = [problem for problem in unreached if problem.severity == "error"]
@@ -130,7 +137,7 @@ def carry_out(plan: Plan, source: Source, fabric: Fabric, *, as_json: bool, queu
         changed = applier.apply(plan) and bool(plan.changes)
     print_problems(applier.complaints)
     if as_json:
-        json_line({"type": "end", "plan": plan.id, "changed": changed})
+        json_line(EndLine(plan=plan.id, changed=changed))
     elif changed:
         say(f"applied {len(plan.changes)} change{'s'[: len(plan.changes) != 1]} (plan {plan.id[:8]})")
     elif not plan.changes:

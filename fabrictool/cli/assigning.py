@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from fabrictool.base.clock import SystemClock
 from fabrictool.base.errors import FabrictoolError, InvalidInputError, UnreachableError, UsageError
 from fabrictool.base.files import file_error
+from fabrictool.cli.answers import Assignment
 from fabrictool.cli.joining import gateways_of, trust_store
 from fabrictool.cli.output import data, json_data, say
 from fabrictool.mesh.records import AssignmentBody, Lifecycle
@@ -105,12 +106,17 @@ def assign(
     if service is not None and service.lifecycle is not Lifecycle.SERVING:
         message = f"{outcome.session[:8]} does not serve {outcome.model}: {service.note or 'it does not say why'}"
         raise FabrictoolError.of("FT6108", message, thing=f"session/{outcome.session}")
-    state = "told" if not wait_s else "serving" if outcome.model else "idle"
+    state: Literal["told", "serving", "idle"] = "told" if not wait_s else "serving" if outcome.model else "idle"
     if as_json:
-        json_data({
-            "format_version": "1", "type": "assignment", "session": outcome.session, "version": outcome.version,
-            "model": outcome.model, "former": outcome.former, "state": state,
-        })  # fmt: skip
+        json_data(
+            Assignment(
+                session=outcome.session,
+                version=outcome.version,
+                model=outcome.model,
+                former=outcome.former,
+                state=state,
+            )
+        )
         return
     what = {
         "told": f"is told to serve {outcome.model}" if outcome.model else "is told to serve nothing",

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from fabrictool.cli import completing
 from fabrictool.cli.options import BlueprintOption, InventoryOption, JsonOption, OverlayOption, ScenarioOption
 
 Format = Literal["text", "json", "github"]
@@ -27,7 +28,8 @@ def validate(
 ) -> int:
     """Check blueprint and inventory: schema, units, references; every problem at once, with its place."""
     from fabrictool.base.errors import InvalidInputError
-    from fabrictool.blueprint.report import to_github, to_json
+    from fabrictool.blueprint.report import to_github
+    from fabrictool.cli.answers import ProblemRow, Problems
     from fabrictool.cli.output import data, json_data, print_problems, say
     from fabrictool.cli.source import find_blueprint, load_with_traces
 
@@ -39,7 +41,7 @@ def validate(
     except InvalidInputError as error:
         problems, code = error.problems, error.exit_code
     if chosen == "json":
-        json_data({"format_version": "1", "type": "problems", "valid": code == 0, "problems": to_json(problems)})
+        json_data(Problems(valid=code == 0, problems=[ProblemRow.of(problem) for problem in problems]))
     elif chosen == "github":
         data(to_github(problems))
     else:
@@ -55,10 +57,18 @@ def validate(
 
 def schema(
     context: typer.Context,
-    kind: Annotated[Literal["blueprint", "inventory", "policy"], typer.Argument(help="Which document.")] = "blueprint",
+    document: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KIND|COMMAND",
+            help="blueprint (the default), inventory, part or policy; or a command that has --json, as in `schema plan`"
+            " and `schema mesh members`.",
+            autocompletion=completing.documents,
+        ),
+    ] = None,
     write_docs: Annotated[Path | None, typer.Option(help="Write all generated reference pages here instead.")] = None,
 ) -> None:
-    """Print the JSON Schema for editors."""
+    """Print the JSON Schema of a file, for editors, or of what a command prints with --json."""
     from fabrictool.cli.output import data, say
 
     if write_docs is not None:
@@ -67,11 +77,9 @@ def schema(
         for path in write_pages(context.find_root().command, write_docs):
             say(f"wrote {path}")
         return
-    import json
+    from fabrictool.cli.reference_pages import schema_text
 
-    from fabrictool.blueprint.schema import json_schema
-
-    data(json.dumps(json_schema(kind), indent=2, ensure_ascii=False))
+    data(schema_text(" ".join(document or ["blueprint"])), end="")
 
 
 def init(

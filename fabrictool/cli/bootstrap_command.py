@@ -51,7 +51,9 @@ def bootstrap(
     with at_keyboard(login) as connection:
         placed = carry_out(cluster, described.clusters[cluster], connection, wishes, say)
     if as_json:
-        json_data({"format_version": "1", "type": "environment", "cluster": cluster, **asdict(placed)})
+        from fabrictool.cli.answers import Environment
+
+        json_data(Environment(cluster=cluster, **asdict(placed)))
     elif not dry_run:
         verb = "is in use now" if placed.changed else "was in use already"
         ran = f"fabrictool {placed.python}" if placed.python else "Python not tested: the nodes have another platform"

@@ -6,11 +6,13 @@ import math
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from fabrictool.base.errors import FabrictoolError, InvalidInputError, UsageError
 from fabrictool.base.files import file_error, write_atomic
 from fabrictool.catalog import accelerators
+from fabrictool.cli.forecast_answers import CalibrationAnswer, CalibrationRow
 from fabrictool.cli.interpreted import say_if_interpreted
 from fabrictool.cli.interrupts import Interrupts
 from fabrictool.cli.output import data, json_data, say, table
@@ -257,9 +259,9 @@ def _useless(errors: list[dict[str, float]]) -> str:
 
 def _tell(summary: list[Row], as_json: bool, more: dict[str, Any]) -> None:
     if as_json:
-        names = ("device", "engine", "scope", "measurements", "error_before", "error_after", "file")
-        calibrations = [dict(zip(names, row, strict=True)) for row in summary]
-        json_data({"format_version": "1", "type": "calibration", "calibrations": calibrations, **more})
+        names = CalibrationRow.__struct_fields__
+        calibrations = [msgspec.convert(dict(zip(names, row, strict=True)), CalibrationRow) for row in summary]
+        json_data(CalibrationAnswer(calibrations=calibrations, **more))
     else:
         headings = ("device", "engine", "scope", "rows", "error before", "after (held out)", "file")
         data(table(headings, [[*map(str, r[:4]), f"{r[4]:.1%}", f"{r[5]:.1%}", r[6]] for r in summary]))

@@ -92,38 +92,46 @@ def _next_step(read: ReadConfig, output: Path | None) -> None:
 
 def _document(read: ReadConfig, output: Path | None) -> None:
     from fabrictool.blueprint.described import written_fields
+    from fabrictool.cli.answers import Architecture
     from fabrictool.cli.describing import kv_octets
     from fabrictool.cli.output import json_data
 
     entry = read.entry
-    json_data({
-        "format_version": "1", "type": "architecture", "id": entry.id, "known": read.known is not None,
-        "written": None if output is None or read.known is not None else str(output), "parameters": entry.parameters,
-        "active_parameters": entry.active_parameters, "kv_octets_per_token": kv_octets(entry),
-        "architecture": written_fields(entry),
-    })  # fmt: skip
+    json_data(
+        Architecture(
+            id=entry.id,
+            known=read.known is not None,
+            written=None if output is None or read.known is not None else str(output),
+            parameters=entry.parameters,
+            active_parameters=entry.active_parameters,
+            kv_octets_per_token=kv_octets(entry),
+            architecture=written_fields(entry),
+        )
+    )
 
 
 def models(as_json: JsonOption = False) -> None:
     """List the models of the catalogue, by their ids on Hugging Face, and the other names of each."""
     from fabrictool.catalog import models as catalogued
+    from fabrictool.cli.answers import CatalogueModel, CatalogueModels
     from fabrictool.cli.describing import kv_octets
-    from fabrictool.cli.output import data, json_data, table
+    from fabrictool.cli.output import json_data, table
+    from fabrictool.cli.paging import page
 
     if as_json:
         rows = [
-            {
-                "id": entry.id,
-                "aliases": entry.aliases,
-                "parameters": entry.parameters,
-                "active_parameters": entry.active_parameters,
-                "layers": entry.layers,
-                "kv_octets_per_token": kv_octets(entry),
-                "max_context": entry.max_context,
-            }
+            CatalogueModel(
+                id=entry.id,
+                aliases=entry.aliases,
+                parameters=entry.parameters,
+                active_parameters=entry.active_parameters,
+                layers=entry.layers,
+                kv_octets_per_token=kv_octets(entry),
+                max_context=entry.max_context,
+            )
             for entry in catalogued().values()
         ]
-        json_data({"format_version": "1", "type": "catalogue-models", "models": rows})
+        json_data(CatalogueModels(models=rows))
         return
     shown = [
         [
@@ -135,28 +143,30 @@ def models(as_json: JsonOption = False) -> None:
         ]
         for entry in catalogued().values()
     ]
-    data(table(["MODEL", "10⁹ WEIGHTS", "ACTIVE", "LAYERS", "KV, KB/TOKEN", "CONTEXT"], shown))
+    page(table(["MODEL", "BILLION", "ACTIVE", "LAYERS", "KV KB/TOK", "CONTEXT"], shown))
 
 
 def devices(as_json: JsonOption = False) -> None:
     """List the devices of the catalogue, by the ids that inventories name them by."""
     from fabrictool.catalog import accelerators
-    from fabrictool.cli.output import data, json_data, table
+    from fabrictool.cli.answers import CatalogueDevice, CatalogueDevices
+    from fabrictool.cli.output import json_data, table
+    from fabrictool.cli.paging import page
 
     if as_json:
         rows = [
-            {
-                "id": entry.id,
-                "title": entry.title,
-                "memory": entry.memory,
-                "memory_bandwidth": entry.memory_bandwidth,
-                "flops": entry.flops,
-                "link": entry.link,
-                "tdp_w": entry.tdp_w,
-            }
+            CatalogueDevice(
+                id=entry.id,
+                title=entry.title,
+                memory=entry.memory,
+                memory_bandwidth=entry.memory_bandwidth,
+                flops=entry.flops,
+                link=entry.link,
+                tdp_w=entry.tdp_w,
+            )
             for entry in accelerators().values()
         ]
-        json_data({"format_version": "1", "type": "catalogue-devices", "devices": rows})
+        json_data(CatalogueDevices(devices=rows))
         return
     shown = [
         [
@@ -170,4 +180,4 @@ def devices(as_json: JsonOption = False) -> None:
         ]
         for entry in accelerators().values()
     ]
-    data(table(["DEVICE", "NAME", "GB", "GB/S", "BF16 TFLOP/S", "LINK", "W"], shown))
+    page(table(["DEVICE", "NAME", "GB", "GB/S", "BF16 TF/S", "LINK", "W"], shown))

@@ -30,6 +30,7 @@ from fabrictool.cli import (
     weights_commands,
 )
 from fabrictool.cli.help_groups import GroupedCommands
+from fabrictool.cli.paging import without_pager
 
 
 def build() -> typer.Typer:
@@ -80,6 +81,12 @@ def _version(wanted: bool) -> None:
 def root(
     version: Annotated[
         bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    no_pager: Annotated[
+        bool,
+        typer.Option(
+            "--no-pager", callback=without_pager, is_eager=True, help="Print long text at once, as PAGER=cat does."
+        ),
     ] = False,
 ) -> None:
     """Serve LLMs on a federation of clusters: reviewed YAML in, OpenAI-compatible serving out."""

@@ -29,16 +29,26 @@ def clusters(incomplete: str) -> list[str]:
     return _beginning(incomplete, _clusters())
 
 
-def codes(incomplete: str) -> list[str]:
-    """Of errors and warnings, whether they are typed small or large."""
+def explained(incomplete: str) -> list[str]:
+    """What `explain` knows: codes, whether they are typed small or large, and keys of files."""
     from fabrictool.catalog.errors import error_codes
+    from fabrictool.cli.fields import paths
 
-    return _beginning(incomplete.upper(), error_codes())
+    codes = _beginning(incomplete.upper(), error_codes()) if incomplete else []
+    return codes or _beginning(incomplete, paths())
 
 
 def whys(incomplete: str) -> list[str]:
     """``MODEL@PLACE``, for `plan --why-not`: with spaces a shell would take it for three words."""
     return _beginning(incomplete, _whys())
+
+
+def documents(incomplete: str) -> list[str]:
+    """Whose schema can be printed: kinds of files, and the first words of commands."""
+    from fabrictool.blueprint.schema import FILES
+    from fabrictool.cli.answer_schemas import COMMANDS
+
+    return _beginning(incomplete, {command.partition(" ")[0] for command in (*FILES, *COMMANDS)})
 
 
 def _beginning(incomplete: str, names: Iterable[str]) -> list[str]:

@@ -284,7 +284,7 @@ def _refuse(why: str, given: object) -> None:
 
 
 def apply(
-    plan_file: Annotated[Path | None, typer.Argument(metavar="[PLAN]", help="A saved plan; default: plan now.")] = None,
+    plan_file: Annotated[Path | None, typer.Argument(metavar="PLAN", help="A saved plan; default: plan now.")] = None,
     blueprint: BlueprintOption = None,
     inventory: InventoryOption = None,
     overlay: OverlayOption = None,
@@ -316,7 +316,7 @@ def apply(
     ] = None,
 ) -> int:
     """Carry a plan out: journalled, safe to repeat, safe to interrupt."""
-    from fabrictool.cli.applying import carry_out, confirm
+    from fabrictool.cli.applying import begin_stream, carry_out, confirm
     from fabrictool.cli.output import data
     from fabrictool.cli.plan_text import action_lines, render
     from fabrictool.cli.planning import plan_online, say_what_is_missing
@@ -329,6 +329,7 @@ def apply(
     _refuse("--signers is for a saved PLAN or --reviewed", signers and not (plan_file or reviewed))
     saved = None if plan_file is None else read_plan(plan_file, None if reviewed else signers)
     judged = None if reviewed is None else read_plan(reviewed, signers)
+    begin_stream(as_json=as_json)
     if saved is not None and saved.changes and not as_json:
         data("\n".join(action_lines(saved, 0)))
     with source.fabric() as fabric:

@@ -21,25 +21,26 @@ def register(app: typer.Typer) -> None:
 
 
 def explain(
-    code: Annotated[str, typer.Argument(help="An error code such as FT1203.", autocompletion=completing.codes)],
+    thing: Annotated[
+        str,
+        typer.Argument(
+            metavar="THING",
+            help="A code such as FT1203; a key of a file, such as models.slo or inventory.clusters; or a decision:"
+            ' model/NAME, "MODEL on DEVICE" or MODEL@CLUSTER/PARTITION.',
+            autocompletion=completing.explained,
+        ),
+    ],
+    blueprint: BlueprintOption = None,
+    inventory: InventoryOption = None,
+    assume_empty: Annotated[
+        bool, typer.Option("--assume-empty", help="Of a decision: contact no cluster, as `plan --assume-empty`.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what an error code means and what to do; works offline."""
-    import difflib
+    """Say what an error code or a key of a file means, offline; or why a model stands where it stands."""
+    from fabrictool.cli.explaining import explain_thing
 
-    from fabrictool.base.errors import UsageError
-    from fabrictool.catalog.errors import error_codes
-    from fabrictool.cli.output import data, json_data, paint
-
-    codes = error_codes()
-    entry = codes.get(code.upper())
-    if entry is None:
-        near = difflib.get_close_matches(code.upper(), codes, 3) or ["docs/reference/errors.md lists all codes"]
-        raise UsageError.of("FT9003", f"unknown error code {code!r}", hint=f"nearest: {', '.join(near)}")
-    if as_json:
-        json_data({"format_version": "1", "type": "explanation", "code": code.upper(), **_plain(entry)})
-        return
-    data(f"{paint(code.upper(), 'bold')}  {entry.title}\n\n{entry.text}\n\nWhat to do: {entry.hint}")
+    explain_thing(thing, Source(blueprint, inventory), assume=assume_empty, as_json=as_json)
 
 
 def doctor(
@@ -101,17 +102,19 @@ def doctor(
         checkup = SiteCheckup(not no_jobs, partition, wait, hubs)
         checks = [*checks, *check_clusters(sites, names, checkup, show)]
     if as_json:
+        from fabrictool.cli.answers import CheckRow, Checks
+
         rows = [
-            {
-                "name": check.name,
-                "good": check.good,
-                "warning": check.warning,
-                "text": check.text,
-                "hint": "" if check.good and not check.warning else check.hint,
-            }
+            CheckRow(
+                name=check.name,
+                good=check.good,
+                warning=check.warning,
+                text=check.text,
+                hint="" if check.good and not check.warning else check.hint,
+            )
             for check in checks
         ]
-        json_data({"format_version": "1", "type": "checks", "checks": rows})
+        json_data(Checks(checks=rows))
     return 0 if all(check.good for check in checks) else 1
 
 
@@ -137,7 +140,3 @@ def version() -> None:
     from fabrictool.cli.output import data
 
     data(__version__)
-
-
-def _plain(entry: object) -> dict[str, str]:
-    return {name: str(getattr(entry, name)) for name in ("title", "text", "hint")}

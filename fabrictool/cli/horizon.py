@@ -6,12 +6,13 @@ import math
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from fabrictool.base.clock import duration_text
 from fabrictool.base.units import Instant, UnitError
+from fabrictool.cli.forecast_answers import HorizonAnswer, HorizonStep, HorizonTotals
 from fabrictool.cli.output import data, json_data, say, table
 from fabrictool.cli.searches import Searches, placement_row
 from fabrictool.planner.horizon import planned
@@ -160,46 +161,49 @@ def _notes(source: Source, steps: Sequence[Step], waits: Collection[str]) -> lis
     return notes
 
 
-def document(horizon: Horizon, currency: str) -> dict[str, Any]:
+def document(horizon: Horizon, currency: str) -> HorizonAnswer:
     """All of it as one JSON document."""
-    return {
-        "format_version": "1",
-        "type": "horizon",
-        "unit": currency,
-        "step_s": horizon.steps[0].seconds,
-        "steps": [
+    return HorizonAnswer(
+        unit=currency,
+        step_s=horizon.steps[0].seconds,
+        steps=[
             _step_document(step, part, came)
             for step, part, came in zip(
                 horizon.steps, horizon.schedule.parts, horizon.came or horizon.steps, strict=True
             )
         ],
-        "schedule": _totals(horizon.schedule),
-        "without_look_ahead": _totals(horizon.greedy),
-        "peak": None if horizon.peak is None else _totals(horizon.peak),
-    } | ({} if horizon.at_once is None else {"no_request_waits": _totals(horizon.at_once)})
+        schedule=_totals(horizon.schedule),
+        without_look_ahead=_totals(horizon.greedy),
+        peak=None if horizon.peak is None else _totals(horizon.peak),
+        no_request_waits=None if horizon.at_once is None else _totals(horizon.at_once),
+    )
 
 
-def _totals(way: Schedule) -> dict[str, float]:
-    figures = {"running": way.running, "moving": way.switching, "unserved": way.unserved, "misses_slo": way.misses}
-    return {name: round(value, 6) for name, value in figures.items()}
+def _totals(way: Schedule) -> HorizonTotals:
+    return HorizonTotals(
+        running=round(way.running, 6),
+        moving=round(way.switching, 6),
+        unserved=round(way.unserved, 6),
+        misses_slo=round(way.misses, 6),
+    )
 
 
-def _step_document(step: Step, part: PlacedStep, came: Step) -> dict[str, Any]:
+def _step_document(step: Step, part: PlacedStep, came: Step) -> HorizonStep:
     options = {option.key: option for option in step.problem.options}
-    return {
-        "begin": f"{datetime.fromtimestamp(step.begin, UTC):%Y-%m-%dT%H:%M:%SZ}",
-        "arrivals": {need.model: round(need.rate, 6) for need in came.problem.needs},
-        "rates": {need.model: round(need.rate, 6) for need in step.problem.needs},
-        "away": sorted("/".join(place) for place in step.away),
-        "replicas": {need.model: _of(part, need.model) for need in step.problem.needs},
-        "starts": part.starts,
-        "stops": part.stops,
-        "running": round(part.running, 6),
-        "moving": round(part.switching, 6),
-        "unserved_rate": part.unserved,
-        "misses_slo_rate": part.misses,
-        "placement": [placement_row(options[key], count) for key, count in part.placed],
-    }
+    return HorizonStep(
+        begin=f"{datetime.fromtimestamp(step.begin, UTC):%Y-%m-%dT%H:%M:%SZ}",
+        arrivals={need.model: round(need.rate, 6) for need in came.problem.needs},
+        rates={need.model: round(need.rate, 6) for need in step.problem.needs},
+        away=sorted("/".join(place) for place in step.away),
+        replicas={need.model: _of(part, need.model) for need in step.problem.needs},
+        starts=part.starts,
+        stops=part.stops,
+        running=round(part.running, 6),
+        moving=round(part.switching, 6),
+        unserved_rate=part.unserved,
+        misses_slo_rate=part.misses,
+        placement=[placement_row(options[key], count) for key, count in part.placed],
+    )
 
 
 def _of(part: PlacedStep, model: str) -> int:

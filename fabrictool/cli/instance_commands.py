@@ -55,16 +55,18 @@ def instance(
     answer = solve(problem, solver.value, seconds=budget, seed=seed)
     gap = (answer.cost - answer.bound) / answer.cost if answer.cost else 0.0
     if as_json:
-        json_data({
-            "format_version": "1",
-            "type": "instance",
-            "solver": solver.value,
-            "gpus": {gpu.name: count for gpu, count in zip(problem.gpus, answer.counts, strict=True)},
-            "cost_per_hour": answer.cost,
-            "bound": answer.bound,
-            "gap": gap,
-            "optimal": answer.optimal,
-        })  # fmt: skip
+        from fabrictool.cli.forecast_answers import InstanceAnswer
+
+        json_data(
+            InstanceAnswer(
+                solver=solver.value,
+                gpus={gpu.name: count for gpu, count in zip(problem.gpus, answer.counts, strict=True)},
+                cost_per_hour=answer.cost,
+                bound=answer.bound,
+                gap=gap,
+                optimal=answer.optimal,
+            )
+        )
         return 0
     rows = [
         (gpu.name, str(count), f"{load:.2f}", f"{count * gpu.cost:.2f}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from fabrictool.cli.answers import ScriptRow, Scripts
 from fabrictool.cli.output import data, json_data, say
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 def show_scripts(scripts: Sequence[JobScript], *, as_json: bool) -> None:
     """As text that is a shell script itself, or as JSON."""
     if as_json:
-        json_data({"format_version": "1", "type": "scripts", "scripts": [asdict(script) for script in scripts]})
+        json_data(Scripts(scripts=[ScriptRow(**asdict(script)) for script in scripts]))
         return
     for script in scripts:
         data(f"# {script.address} on {script.cluster}, submitted by\n# {script.command}\n{script.script}")

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 USAGE = 64
+HELP = frozenset({"-h", "--help"})
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -27,16 +28,22 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
+    import os
+
     import typer
 
     from fabrictool.base.errors import FabrictoolError
     from fabrictool.base.files import file_error
+    from fabrictool.cli.bash_words import whole_words
     from fabrictool.cli.commands import build
     from fabrictool.cli.output import print_problems
+    from fabrictool.cli.paging import help_paged
 
     as_json = "--json" in arguments
     try:
-        result = typer.main.get_command(build()).main(arguments, prog_name="fabrictool", standalone_mode=False)
+        asked_for_help = not HELP.isdisjoint(arguments) and sys.stdout.isatty()
+        with whole_words(os.environ), help_paged(wanted=asked_for_help):
+            result = typer.main.get_command(build()).main(arguments, prog_name="fabrictool", standalone_mode=False)
     except FabrictoolError as error:
         print_problems(error.problems, as_json=as_json)
         return error.exit_code
@@ -58,11 +65,12 @@ def _run(arguments: list[str]) -> int:
 
 def _usage_error(error: Any) -> int:
     """A wrong command line; the parser's own exit code, 2, means "changes" here."""
-    from fabrictool.cli.output import data, say
+    from fabrictool.cli.output import say
+    from fabrictool.cli.paging import page
 
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":
-        data(error.format_message())
+        page(error.format_message())
         return 0
     say(f"fabrictool: error[FT9001]: {error.format_message()}")
     if context is not None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from fabrictool.base.errors import FabrictoolError, UnreachableError
+from fabrictool.cli.fabric_answers import Convergence, ViewRow
 from fabrictool.cli.output import data, json_data, table
 from fabrictool.state.fleetpages import ReachedUnit, reached_units
 from fabrictool.status.client import fetch_fleet
@@ -144,20 +145,12 @@ def _look(units: Sequence[ReachedUnit]) -> ConvergenceLook:
     return ConvergenceLook({name: answer for name, answer in answers.items() if not isinstance(answer, str)}, silent)
 
 
-def _convergence_document(look: ConvergenceLook, looks: int) -> dict[str, object]:
+def _convergence_document(look: ConvergenceLook, looks: int) -> Convergence:
     views = [
-        {"unit": name, "session": v.session, "role": v.role, "at": v.at, "root": v.root, "records": v.records}
+        ViewRow(unit=name, session=v.session, role=v.role, at=v.at, root=v.root, records=v.records)
         for name, v in look.views.items()
     ]
-    return {
-        "format_version": "1",
-        "type": "convergence",
-        "agreed": look.agreed,
-        "looks": looks,
-        "views": views,
-        "differing": look.differing,
-        "silent": look.silent,
-    }
+    return Convergence(agreed=look.agreed, looks=looks, views=views, differing=look.differing, silent=look.silent)
 
 
 def _convergence_lines(look: ConvergenceLook, looks: int) -> list[str]:

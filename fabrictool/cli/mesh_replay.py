@@ -9,6 +9,7 @@ import msgspec
 
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.base.files import file_error
+from fabrictool.cli.fabric_answers import MeshReplay, ReplayedRow
 from fabrictool.cli.output import data, json_data, say
 from fabrictool.mesh.gossip import Changed, Refused, Vain
 from fabrictool.mesh.identity import IdentityVerifier
@@ -54,8 +55,8 @@ def show_replay(path: Path, *, as_json: bool) -> int:
         raise InvalidInputError.of("FT6501", f"not a trace: {error}", file=str(path), hint=hint) from error
     same = outcome.differs_at is None
     if as_json:
-        facts = {"inputs": outcome.inputs, "same": same, "differs_at": outcome.differs_at, "events": events}
-        json_data({"format_version": "1", "type": "replay", **facts})
+        rows = [ReplayedRow(**event) for event in events]
+        json_data(MeshReplay(inputs=outcome.inputs, same=same, differs_at=outcome.differs_at, events=rows))
         return 0 if same else 1
     for event in events:
         stamp = time.strftime("%H:%M:%S", time.gmtime(event["at"])) + f".{int(event['at'] % 1 * 1000):03d}Z"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fabrictool.base.errors import UsageError
+from fabrictool.cli.fabric_answers import FleetAnswer, RecordsAnswer
 from fabrictool.cli.mesh_asking import ASK_S, LiveFleet
 from fabrictool.cli.mesh_text import member_lines, path_lines, record_lines
 from fabrictool.cli.output import data, json_data
@@ -16,7 +17,7 @@ from fabrictool.status.fleet import OVER
 
 if TYPE_CHECKING:
     from fabrictool.cli.source import Source
-    from fabrictool.status.fleet import FleetQuery, FleetStatus, RecordsStatus
+    from fabrictool.status.fleet import FleetQuery, FleetStatus
 
 
 def show_members(source: Source, url: str, wanted: FleetQuery, *, everybody: bool, as_json: bool) -> None:
@@ -25,7 +26,7 @@ def show_members(source: Source, url: str, wanted: FleetQuery, *, everybody: boo
     matching = [member for member in view.members if wanted.wants(member)]
     shown = [member for member in matching if everybody or member.state not in OVER]
     if as_json:
-        _print("fleet", msgspec.structs.replace(view, members=shown))
+        json_data(FleetAnswer(document=msgspec.structs.replace(view, members=shown)))
     else:
         data("\n".join(member_lines(view, shown, len(matching) - len(shown), time.time())))
 
@@ -33,7 +34,7 @@ def show_members(source: Source, url: str, wanted: FleetQuery, *, everybody: boo
 def show_paths(source: Source, url: str, *, as_json: bool) -> None:
     view = _fleet(source, url)
     if as_json:
-        _print("fleet", view)
+        json_data(FleetAnswer(document=view))
     else:
         data("\n".join(path_lines(view, time.time())))
 
@@ -46,7 +47,7 @@ def show_records(source: Source, url: str, wanted: str, *, as_json: bool) -> Non
     if wanted and not rows:
         raise UsageError.of("FT9009", f"no record has the key {wanted!r}", hint="`fabrictool mesh records` lists them")
     if as_json:
-        _print("records", msgspec.structs.replace(view, rows=rows))
+        json_data(RecordsAnswer(document=msgspec.structs.replace(view, rows=rows)))
     else:
         data("\n".join(record_lines(view, rows, time.time())))
 
@@ -54,7 +55,3 @@ def show_records(source: Source, url: str, wanted: str, *, as_json: bool) -> Non
 def _fleet(source: Source, url: str) -> FleetStatus:
     with LiveFleet(source, url) as ask:
         return ask()
-
-
-def _print(kind: str, document: FleetStatus | RecordsStatus) -> None:
-    json_data({"format_version": "1", "type": kind, "document": msgspec.to_builtins(document)})

@@ -6,9 +6,9 @@ import time
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from fabrictool.base.errors import FabrictoolError
+from fabrictool.cli.answers import StreamVersion
+from fabrictool.cli.fabric_answers import MeshEventLine
 from fabrictool.cli.mesh_asking import LiveFleet
 from fabrictool.cli.mesh_text import short, where
 from fabrictool.cli.output import data, json_line, say
@@ -25,6 +25,8 @@ def follow_mesh(source: Source, url: str, interval_s: float, *, as_json: bool) -
     """Until Ctrl-C; raises only when there is no answer at first."""
     with LiveFleet(source, url) as ask:
         view = ask()
+        if as_json:
+            json_line(StreamVersion())
         say(f"the {view.role} {short(view.session)} sees {len(view.members)} sessions; Ctrl-C ends")
         silent = False
         elsewhere: dict[str, FleetMember] = {}
@@ -52,7 +54,7 @@ def follow_mesh(source: Source, url: str, interval_s: float, *, as_json: bool) -
 
 def _show(event: Event, *, as_json: bool) -> None:
     if as_json:
-        json_line(msgspec.to_builtins(event))
+        json_line(MeshEventLine.of(event))
         return
     stamp = time.strftime("%H:%M:%SZ", time.gmtime(event.at))
     data(f"{stamp}  {event.kind:<16} {event.subject}  {event.text}".rstrip())

@@ -12,14 +12,18 @@ import re
 import shutil
 import sys
 import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fabrictool.base.text import escaped_json, visible
+from fabrictool.cli.hyperlinks import linked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from fabrictool.base.errors import Problem
+    from fabrictool.cli.answers import JsonDocument, JsonLine
+    from fabrictool.cli.fabric_answers import StepLine
 
 _COLOURS = {"error": "31", "warning": "33", "good": "32", "dim": "2", "bold": "1"}
 _MARKS = {kind: chr(0xFDD0 + index) for index, kind in enumerate(_COLOURS)}
@@ -60,12 +64,22 @@ def data(text: str, *, end: str = "\n") -> None:
     print(shown(text, sys.stdout), end=end, flush=True)
 
 
-def json_data(value: Any) -> None:
-    json_text(json.dumps(value, indent=1, ensure_ascii=False, sort_keys=False))
+def json_data(answer: JsonDocument) -> None:
+    """One document for a program."""
+    json_text(json_document(answer))
 
 
-def json_line(value: Any) -> None:
-    json_text(json.dumps(value, ensure_ascii=False))
+def json_document(answer: JsonDocument) -> str:
+    import msgspec
+
+    return json.dumps(msgspec.to_builtins(answer), indent=1, ensure_ascii=False)
+
+
+def json_line(line: JsonDocument | JsonLine | StepLine) -> None:
+    """One object of a stream."""
+    import msgspec
+
+    json_text(json.dumps(msgspec.to_builtins(line), ensure_ascii=False))
 
 
 def json_text(text: str) -> None:
@@ -74,15 +88,19 @@ def json_text(text: str) -> None:
 
 
 def print_problems(problems: Iterable[Problem], *, as_json: bool = False) -> None:
-    """Complaints on stderr, each once; as JSON, one envelope on stdout."""
+    """Complaints on stderr, each once; as JSON, one envelope on stdout, in a line: it may be the last of a stream."""
     listed = list(dict.fromkeys(problems))
     if as_json:
-        json_data({"format_version": "1", "type": "problems", "problems": [problem.to_json() for problem in listed]})
+        from fabrictool.cli.answers import ProblemRow, Problems
+
+        json_line(Problems(problems=[ProblemRow.of(problem) for problem in listed]))
         return
     for problem in listed:
-        text = problem.render()
-        head, newline, rest = text.partition("\n")
-        say(paint(head, problem.severity) + newline + rest)
+        head, newline, rest = problem.render().partition("\n")
+        text = shown(paint(head, problem.severity) + newline + rest, sys.stderr)
+        if problem.place.file is not None and colours(sys.stderr):
+            text = linked(text, shown(str(problem.place), sys.stderr), Path(problem.place.file))
+        print(text, file=sys.stderr, flush=True)
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, columns: int | None = None) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from fabrictool.cli.forecast_answers import FrontRow, Pareto
 from fabrictool.cli.output import data, json_data, say, table
 from fabrictool.cli.searches import Searches, placement_row
 from fabrictool.planner.pareto import FrontPoint, criteria_of, front, most_points, undominated
@@ -78,20 +79,15 @@ def text(points: Sequence[FrontPoint], criteria: Sequence[str], currency: str) -
 
 def document(
     problem: PlacementProblem, criteria: Sequence[str], points: Sequence[FrontPoint], *, complete: bool
-) -> dict[str, Any]:
+) -> Pareto:
     """All figures as one JSON document."""
-    return {
-        "format_version": "1",
-        "type": "pareto",
-        "criteria": list(criteria),
-        "complete": complete,
-        "points": [
-            {
-                "values": dict(point.values),
-                "chosen": point.chosen,
-                "proved": proved(point.solution),
-                "placement": [placement_row(problem.options[i], count) for i, count in point.solution.counts.items()],
-            }
-            for point in points
-        ],
-    }
+    rows = [
+        FrontRow(
+            values=dict(point.values),
+            chosen=point.chosen,
+            proved=proved(point.solution),
+            placement=[placement_row(problem.options[i], count) for i, count in point.solution.counts.items()],
+        )
+        for point in points
+    ]
+    return Pareto(criteria=list(criteria), complete=complete, points=rows)

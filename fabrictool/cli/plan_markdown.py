@@ -13,9 +13,9 @@ from fabrictool.cli.output import seconds_text
 from fabrictool.cli.plan_text import SYMBOLS, carbon_text, complaints, gap_text, group_lines, limit_lines, share_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from typing import Any
+    from collections.abc import Iterable, Sequence
 
+    from fabrictool.cli.fabric_answers import PolicyRow
     from fabrictool.domain.plan import Action, ModelForecast, Plan
 
 KINDS = ("create", "update", "replace", "delete", "keep", "unknown")
@@ -38,7 +38,7 @@ def marker(fabric: str) -> str:
     return f"<!-- fabrictool plan {safe[:64]} -->"
 
 
-def markdown(plan: Plan, policy: Sequence[Mapping[str, Any]] | None = None) -> str:
+def markdown(plan: Plan, policy: Sequence[PolicyRow] | None = None) -> str:
     """`policy`: rows of what is denied and warned of; None without a policy file."""
     head = [marker(plan.fabric), f"### {_mark(policy)}{_code(plan.fabric)}: {_summary(plan)}", ""]
     tail = ["", f"Plan {_code(plan.id)}, blueprint {_code(plan.blueprint_digest[:7])}", ""]
@@ -63,8 +63,8 @@ def counts(actions: Iterable[Action]) -> dict[str, int]:
     return counted
 
 
-def _mark(policy: Sequence[Mapping[str, Any]] | None) -> str:
-    if any(row["effect"] == "deny" for row in policy or ()):
+def _mark(policy: Sequence[PolicyRow] | None) -> str:
+    if any(row.effect == "deny" for row in policy or ()):
         return "⛔ "
     return "⚠️ " if policy else ""
 
@@ -75,14 +75,14 @@ def _summary(plan: Plan) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in counts(plan.actions).items() if count)
 
 
-def _policy(policy: Sequence[Mapping[str, Any]] | None) -> list[str]:
+def _policy(policy: Sequence[PolicyRow] | None) -> list[str]:
     if policy is None:
         return []
     if not policy:
         return ["✅ every review rule is kept", ""]
-    ordered = sorted(policy, key=lambda row: row["effect"] != "deny")
+    ordered = sorted(policy, key=lambda row: row.effect != "deny")
     words = {"deny": "⛔ denied", "warn": "⚠️ warned of"}
-    lines = [f"- {words[row['effect']]}: {_code(row['message'])} ({_code(row['place'])})" for row in ordered]
+    lines = [f"- {words[row.effect]}: {_code(row.message)} ({_code(row.place)})" for row in ordered]
     return [*_bounded(lines, _ROOM["policy"], "findings"), ""]
 
 

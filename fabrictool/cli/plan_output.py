@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from fabrictool.applier.checks import unstartable
 from fabrictool.applier.outlook import scripts_of
 from fabrictool.base.errors import UnreachableError
-from fabrictool.cli.output import data, json_text, print_problems, say
+from fabrictool.cli.output import json_text, print_problems, say
+from fabrictool.cli.paging import page
 from fabrictool.cli.plan_text import as_document, render
 from fabrictool.cli.planning import plan_assumed, plan_offline, plan_online, say_what_is_missing
 from fabrictool.cli.policies import as_rows, exit_code, verdicts_on
@@ -61,7 +62,7 @@ def show_plan(
     if output.as_json:
         json_text(as_document(plan, watch.seconds, None if verdicts is None else as_rows(verdicts)))
     else:
-        data(render(plan, evidence.observed, verbosity=output.verbosity, explain=output.explain))
+        page(render(plan, evidence.observed, verbosity=output.verbosity, explain=output.explain))
     if output.chart or output.plot is not None:
         from fabrictool.cli.plan_plots import draw
 

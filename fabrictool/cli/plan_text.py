@@ -10,14 +10,15 @@ import msgspec
 
 from fabrictool.base.clock import duration_text, minute_text
 from fabrictool.base.units import Duration
+from fabrictool.cli.fabric_answers import PlanAnswer, TimedCertificate
 from fabrictool.cli.output import seconds_text, table, terminal_columns
 from fabrictool.planner.stages import NOUNS
 from fabrictool.state.planfile import plan_document
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Any
+    from collections.abc import Sequence
 
+    from fabrictool.cli.fabric_answers import PolicyRow
     from fabrictool.domain.observed import Observed
     from fabrictool.domain.plan import Action, Band, Certificate, Forecast, ModelForecast, Outlook, Plan, StartTime
 
@@ -50,15 +51,17 @@ def render(plan: Plan, observed: Observed, *, verbosity: int = 0, explain: bool 
     return "\n".join(lines)
 
 
-def as_document(plan: Plan, seconds: float, policy: Sequence[Mapping[str, Any]] | None = None) -> str:
+def as_document(plan: Plan, seconds: float, policy: Sequence[PolicyRow] | None = None) -> str:
     """The saved plan's JSON, and what the search took: no part of the plan, which is the same on any machine.
 
-    `policy`: rows of what a policy denies and warns of; None when none was asked.
+    `policy`: what a policy denies and warns of; None when none was asked.
     """
-    document = plan_document(plan)
-    document["certificate"]["seconds"] = round(seconds, 3)
+    saved = plan_document(plan)
+    certificate = TimedCertificate(**msgspec.structs.asdict(plan.certificate), seconds=round(seconds, 3))
+    head = PlanAnswer(id=plan.id, release=saved["release"], certificate=certificate)
     if policy is not None:
-        document["policy"] = policy
+        head = msgspec.structs.replace(head, policy=list(policy))
+    document = saved | msgspec.to_builtins(head)
     return msgspec.json.format(msgspec.json.encode(document, order="sorted"), indent=1).decode()
 
 

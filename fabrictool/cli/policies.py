@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from msgspec import structs
 
 from fabrictool.base.errors import Place, PolicyDeniedError, Problem, StaleError
+from fabrictool.cli.fabric_answers import PolicyLine, PolicyRow
 from fabrictool.cli.output import json_line, print_problems
 
 if TYPE_CHECKING:
@@ -63,7 +66,7 @@ def check_policy(plan: Plan, file: Path | None, source: Source, *, as_json: bool
     verdicts = verdicts_on(plan, file, source) or []
     if as_json:
         for row in as_rows(verdicts):
-            json_line({"type": "policy", **row})
+            json_line(PolicyLine(**structs.asdict(row)))
     print_problems(verdict.problem for verdict in verdicts if not verdict.denied)
     denials = [verdict.problem for verdict in verdicts if verdict.denied]
     if denials:
@@ -85,13 +88,13 @@ def check_reviewed(reviewed: Plan, fresh: Plan) -> None:
         raise StaleError(problems)
 
 
-def as_rows(verdicts: Sequence[RuleVerdict]) -> list[dict[str, Any]]:
+def as_rows(verdicts: Sequence[RuleVerdict]) -> list[PolicyRow]:
     return [
-        {
-            "effect": "deny" if verdict.denied else "warn",
-            "rule": verdict.rule,
-            "message": verdict.problem.message,
-            "place": str(verdict.problem.place),
-        }
+        PolicyRow(
+            effect="deny" if verdict.denied else "warn",
+            rule=verdict.rule,
+            message=verdict.problem.message,
+            place=str(verdict.problem.place),
+        )
         for verdict in verdicts
     ]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import UsageError
 from fabrictool.base.units import Rate, Tokens
+from fabrictool.cli.forecast_answers import ProfiledModel, WorkloadProfile
 from fabrictool.cli.output import table
 from fabrictool.cli.reading import as_given, is_store, open_store
 from fabrictool.gateway.demand import demand_hours
@@ -47,28 +48,28 @@ def text(known: list[ModelProfile]) -> str:
     return table(heads, rows)
 
 
-def document(known: list[ModelProfile]) -> dict[str, Any]:
+def document(known: list[ModelProfile]) -> WorkloadProfile:
     models = []
     for profile in known:
         its = profile.demand
         models.append(
-            {
-                "model": profile.model,
-                "requests": its.requests,
-                "hours": profile.hours,
-                "first": _iso(its.first),
-                "last": _iso(its.last),
-                "rate": its.rate,
-                "peak_rate": profile.peak_rate,
-                "peak_hour": _hour(profile.peak_hour),
-                "cv": its.cv,
-                "input": _figures(its.input),
-                "output": _figures(its.output),
-                "repeated_share": its.share(its.shared_tokens),
-                "cached_share": its.share(its.cached_tokens),
-            }
+            ProfiledModel(
+                model=profile.model,
+                requests=its.requests,
+                hours=profile.hours,
+                first=_iso(its.first),
+                last=_iso(its.last),
+                rate=its.rate,
+                peak_rate=profile.peak_rate,
+                peak_hour=_hour(profile.peak_hour),
+                cv=its.cv,
+                input=_figures(its.input),
+                output=_figures(its.output),
+                repeated_share=its.share(its.shared_tokens),
+                cached_share=its.share(its.cached_tokens),
+            )
         )
-    return {"format_version": "1", "type": "workload-profile", "models": models}
+    return WorkloadProfile(models=models)
 
 
 def blueprint_part(known: list[ModelProfile]) -> str:

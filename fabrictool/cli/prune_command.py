@@ -58,8 +58,10 @@ def prune(
             there = leftovers(cluster, described.folder, connection, scheduler, keep_days=keep, remove=there)
             say(f"{cluster}: {_mebibytes(sum(item.octets for item in there))} freed")
     if as_json:
-        head = {"format_version": "1", "type": "leftovers", "cluster": cluster, "removed": not dry_run}
-        json_data(head | {"items": [asdict(item) for item in there]})
+        from fabrictool.cli.answers import LeftoverRow, Leftovers
+
+        items = [LeftoverRow(**asdict(item)) for item in there]
+        json_data(Leftovers(cluster=cluster, removed=not dry_run, items=items))
     return 0
 
 

@@ -11,6 +11,7 @@ from fabrictool.base.files import file_error
 from fabrictool.base.units import Duration, UnitError
 from fabrictool.catalog import accelerators, engines, model
 from fabrictool.cli.calibration_files import read_calibrations
+from fabrictool.cli.forecast_answers import PickedPoint, RecommendationAnswer, RecommendedPoint, RefusedSetting
 from fabrictool.cli.interpreted import say_if_interpreted
 from fabrictool.cli.interrupts import Interrupts
 from fabrictool.cli.output import seconds_text, table
@@ -186,29 +187,27 @@ def _doubts(tried: Recommendation) -> Iterator[str]:
         yield f"the cache is kept in {asked.kv_precision}: say so to the engine (vllm: --kv-cache-dtype)"
 
 
-def document(tried: Recommendation) -> dict[str, Any]:
+def document(tried: Recommendation) -> RecommendationAnswer:
     asked = tried.question
 
-    def picked(confidence: float) -> dict[str, Any] | None:
+    def picked(confidence: float) -> PickedPoint | None:
         point = tried.best(confidence)
         rate = tried.rates.get(confidence)
-        return None if point is None else {**_plain(point, tried), "requests_per_s_within_targets": rate}
+        return None if point is None else PickedPoint(**_plain(point, tried), requests_per_s_within_targets=rate)
 
-    return {
-        "format_version": "1",
-        "type": "recommendation",
-        "model": asked.model.id,
-        "input_len": asked.input_len,
-        "output_len": asked.output_len,
-        "targets": {f"{m}_{q}": limit for m, q, limit in targets(asked.slo)},
-        "confidence": asked.confidence,
-        "kv_precision": asked.kv_precision,
-        "pick": picked(asked.confidence),
-        "by_forecast": picked(EVEN),
-        "front": [_plain(point, tried) for point in tried.front],
-        "points": [_plain(point, tried) for point in tried.points],
-        "refused": [{**_widths(setting), "why": why} for setting, why in tried.refused.items()],
-    }
+    return RecommendationAnswer(
+        model=asked.model.id,
+        input_len=asked.input_len,
+        output_len=asked.output_len,
+        targets={f"{m}_{q}": limit for m, q, limit in targets(asked.slo)},
+        confidence=asked.confidence,
+        kv_precision=asked.kv_precision,
+        pick=picked(asked.confidence),
+        by_forecast=picked(EVEN),
+        front=[RecommendedPoint(**_plain(point, tried)) for point in tried.front],
+        points=[RecommendedPoint(**_plain(point, tried)) for point in tried.points],
+        refused=[RefusedSetting(**_widths(setting), why=why) for setting, why in tried.refused.items()],
+    )
 
 
 def write_plot(path: Path, tried: Recommendation) -> None:

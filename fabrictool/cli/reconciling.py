@@ -14,6 +14,7 @@ from fabrictool.base.errors import (
     InterruptedByUserError,
     UnreachableError,
 )
+from fabrictool.cli.fabric_answers import DriftLine, HealingLine, NotHealedLine
 from fabrictool.cli.output import data, json_line, print_problems, say
 
 if TYPE_CHECKING:
@@ -45,8 +46,9 @@ class ReconcileOptions:
 def reconcile_fabric(source: Source, options: ReconcileOptions) -> int:
     """Returns the exit code of the last look."""
     from fabrictool.applier.apply import Interrupt
-    from fabrictool.cli.applying import finishing
+    from fabrictool.cli.applying import begin_stream, finishing
 
+    begin_stream(as_json=options.as_json)
     interrupt = Interrupt()
     with source.fabric() as fabric, finishing(interrupt):
         applier = _applier(fabric, source, interrupt, as_json=options.as_json)
@@ -126,12 +128,11 @@ def _show(healing: Healing, options: ReconcileOptions) -> None:
 
     if options.as_json:
         for drift in healing.drift:
-            event = {"kind": drift.kind, "address": drift.address, "cluster": drift.cluster, "text": drift.text}
-            json_line({"type": "drift", **event})
+            json_line(DriftLine(kind=drift.kind, address=drift.address, cluster=drift.cluster, text=drift.text))
         for action in healing.plan.changes:
-            json_line({"type": "healing", "action": action.kind, "address": action.address, "text": action.reason})
+            json_line(HealingLine(action=action.kind, address=action.address, text=action.reason))
         for text in healing.held:
-            json_line({"type": "held", "text": text})
+            json_line(NotHealedLine(text=text))
         return
     for drift in healing.drift:
         data(f"  ~ {drift.kind:<11} {drift.text}")

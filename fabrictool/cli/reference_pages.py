@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 from typing import TYPE_CHECKING, Any
 
+from fabrictool.base.errors import UsageError
 from fabrictool.base.files import write_atomic
 from fabrictool.base.settings import Settings
 from fabrictool.blueprint.schema import FILES, SchemaKind, json_schema
 from fabrictool.catalog import accelerators, engines, links, models
 from fabrictool.catalog.errors import error_codes
+from fabrictool.cli.answer_schemas import COMMANDS, answer_schema, file_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,20 +37,43 @@ def pages(root: Any) -> dict[str, str]:
 
 def schemas() -> dict[str, str]:
     """File name under ``docs/schema`` → text."""
-    return {name: json.dumps(json_schema(kind), indent=2, ensure_ascii=False) + "\n" for kind, name in FILES.items()}
+    of_answers = {f"answers/{file_of(command)}": schema_text(command) for command in COMMANDS}
+    return {name: schema_text(kind) for kind, name in FILES.items()} | of_answers
+
+
+def schema_text(document: str) -> str:
+    """Of a kind of file, or of what a command prints; raises UsageError FT9001 for another word."""
+    if document in COMMANDS:
+        schema = answer_schema(document)
+    elif document in FILES:
+        schema = json_schema(document)
+    else:
+        known = [*FILES, *COMMANDS]
+        near = difflib.get_close_matches(document, known, 3) or [*FILES, "a command that has --json"]
+        message = f"no document is called {document!r}"
+        raise UsageError.of("FT9001", message, hint=f"nearest: {', '.join(near)}")
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
 def write_pages(root: Any, folder: Path) -> list[Path]:
     """Write the pages into `folder` and the schemas beside it; returns what was written."""
     files = {folder / name: text for name, text in pages(root).items()}
     files |= {folder.parent / "schema" / name: text for name, text in schemas().items()}
+    (folder.parent / "schema" / "answers").mkdir(parents=True, exist_ok=True)
     for path, text in files.items():
         write_atomic(path, text.encode())
     return list(files)
 
 
 def _cli(root: Any) -> str:
-    lines = [HEADER, "# Commands\n\n", "Data goes to stdout, talk to stderr. Exit codes: [status.md](status.md).\n"]
+    about = (
+        "Data goes to stdout, talk to stderr. Exit codes and JSON: [status.md](status.md).\n\n"
+        "On a terminal, text that is longer than the screen goes through `PAGER`, or `less`, told `FRX` where `LESS`\n"
+        "is not set. `fabrictool --no-pager COMMAND`, `PAGER=cat` and an empty `PAGER` print it at once.\n"
+        "In terminals that are known to have links, the place of a diagnostic opens its file; `FORCE_HYPERLINK=0` or\n"
+        "`1` decides it.\n"
+    )
+    lines = [HEADER, "# Commands\n\n", about]
     for name, command in _commands(root, "fabrictool"):
         lines.append(f"\n## {name}\n\n{(command.help or '').strip()}\n\n")
         rows = [_parameter(parameter) for parameter in command.params if not getattr(parameter, "hidden", False)]
@@ -92,7 +118,7 @@ def _fields(schema: dict[str, Any]) -> str:
     rows = []
     for name, field in schema["properties"].items():
         default = "required" if name in required else _default(field)
-        rows.append((f"`{name}`", _type(field), default, str(field.get("description", ""))))
+        rows.append((f"`{name}`", value_words(field), default, str(field.get("description", ""))))
     return _table(("key", "value", "default", "meaning"), rows)
 
 
@@ -101,7 +127,7 @@ def _default(field: dict[str, Any]) -> str:
     return "" if value in (None, {}, [], ()) else f"`{json.dumps(value, ensure_ascii=False)}`"
 
 
-def _type(field: dict[str, Any]) -> str:
+def value_words(field: dict[str, Any]) -> str:
     """A field's type in words; a variable stands for any text and is left out."""
     if "$ref" in field:
         name = field["$ref"].rsplit("/", 1)[1]
@@ -109,7 +135,7 @@ def _type(field: dict[str, Any]) -> str:
     for word in ("anyOf", "allOf", "oneOf"):
         if word in field:
             kinds = [
-                _type(option)
+                value_words(option)
                 for option in field[word]
                 if not str(option.get("description", "")).startswith("a variable")
             ]
@@ -121,10 +147,10 @@ def _type(field: dict[str, Any]) -> str:
     if "examples" in field:
         return "such as " + ", ".join(f"`{example}`" for example in field["examples"])
     if field.get("type") == "array":
-        return f"list of {_type(field.get('items', {}))}".rstrip()
+        return f"list of {value_words(field.get('items', {}))}".rstrip()
     if field.get("type") == "object":
         below = next(iter(field.get("patternProperties", {}).values()), field.get("additionalProperties"))
-        return f"by name: {_type(below)}" if isinstance(below, dict) and below else "keys and values"
+        return f"by name: {value_words(below)}" if isinstance(below, dict) and below else "keys and values"
     return {"string": "text", "integer": "whole number", "boolean": "true or false"}.get(field.get("type", ""), "")
 
 

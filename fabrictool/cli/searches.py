@@ -6,8 +6,11 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import msgspec
+
+from fabrictool.cli.forecast_answers import PlacedRow, StageRow
 from fabrictool.cli.output import say
 from fabrictool.cli.solve_watch import SearchClock
 from fabrictool.planner.solvers.exact import ExactSolver
@@ -54,16 +57,21 @@ class Searches:
         return solution
 
 
-def placement_row(option: Option, count: int) -> dict[str, Any]:
+def placement_row(option: Option, count: int) -> PlacedRow:
     """So many replicas of one kind, for a JSON document."""
-    place = {"cluster": option.pool.cluster, "partition": option.pool.partition}
-    cut = {"tp": option.tp, "pp": option.pp, "dp": option.dp, "phase": option.phase}
-    row: dict[str, Any] = {"model": option.model, **place, **cut, "replicas": count}
-    if option.variant:
-        row["variant"] = option.variant
-    if option.others:
-        row["stages"] = [
-            {"cluster": pool.cluster, "partition": pool.partition, "device": pool.device, "tp": tp}
-            for pool, tp in option.stages
-        ]
-    return row
+    stages = [
+        StageRow(cluster=pool.cluster, partition=pool.partition, device=pool.device, tp=tp)
+        for pool, tp in option.stages
+    ]
+    return PlacedRow(
+        model=option.model,
+        cluster=option.pool.cluster,
+        partition=option.pool.partition,
+        tp=option.tp,
+        pp=option.pp,
+        dp=option.dp,
+        phase=option.phase,
+        replicas=count,
+        variant=option.variant or msgspec.UNSET,
+        stages=stages if option.others else msgspec.UNSET,
+    )

@@ -17,7 +17,7 @@ def register(app: typer.Typer) -> None:
 def shell(
     cluster: Annotated[str, typer.Argument(help="Name of the cluster; its first login node is used.")],
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- COMMAND...]", help="Run this instead of a shell.")
+        list[str] | None, typer.Argument(metavar="-- COMMAND", help="Run this instead of a shell.")
     ] = None,
     blueprint: BlueprintOption = None,
     inventory: InventoryOption = None,

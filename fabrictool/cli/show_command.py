@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
 
 def show(
     plan_file: Annotated[
-        Path | None, typer.Argument(metavar="[PLAN]", help="A saved plan; default: the blueprint's values.")
+        Path | None, typer.Argument(metavar="PLAN", help="A saved plan; default: the blueprint's values.")
     ] = None,
     blueprint: BlueprintOption = None,
     inventory: InventoryOption = None,
@@ -82,30 +82,34 @@ def show(
     elif as_json:
         _document(plan, verdicts)
     else:
+        from fabrictool.cli.paging import page
         from fabrictool.cli.plan_text import render
 
-        data(f"{render(plan, _as_planned(plan), verbosity=verbose, explain=bool(verbose))}\nid {plan.id}")
+        page(f"{render(plan, _as_planned(plan), verbosity=verbose, explain=bool(verbose))}\nid {plan.id}")
     print_problems(verdict.problem for verdict in verdicts or ())
     return exit_code(verdicts or ())
 
 
 def _document(plan: Plan, verdicts: list[RuleVerdict] | None) -> None:
-    from fabrictool.cli.output import json_data
+    import json
+
+    import msgspec
+
+    from fabrictool.cli.fabric_answers import SavedPlan, WrittenPlan
+    from fabrictool.cli.output import json_text
     from fabrictool.cli.plan_markdown import counts
     from fabrictool.cli.policies import as_rows
     from fabrictool.state.planfile import plan_document
 
-    document = {
-        "format_version": "1",
-        "type": "plan",
-        "id": plan.id,
-        "no_op": not plan.changes,
-        "counts": counts(plan.actions),
-        "plan": plan_document(plan),
-    }
-    if verdicts is not None:
-        document["policy"] = as_rows(verdicts)
-    json_data(document)
+    saved = plan_document(plan)
+    head = SavedPlan(
+        id=plan.id,
+        no_op=not plan.changes,
+        counts=counts(plan.actions),
+        plan=WrittenPlan(id=plan.id, release=saved["release"]),
+        policy=msgspec.UNSET if verdicts is None else as_rows(verdicts),
+    )
+    json_text(json.dumps(msgspec.to_builtins(head) | {"plan": saved}, indent=1, ensure_ascii=False))
 
 
 def _as_planned(plan: Plan) -> Observed:
@@ -127,15 +131,18 @@ def _as_planned(plan: Plan) -> Observed:
 
 def _values(source: Source, *, resolved: bool, origin: bool, as_json: bool) -> None:
     from fabrictool.blueprint.resolved import resolved as rows_of
-    from fabrictool.cli.output import data, json_data, table
+    from fabrictool.cli.output import json_data, table
+    from fabrictool.cli.paging import page
 
     rows = rows_of(source.loaded)
     if not resolved:
         rows = [row for row in rows if row.origin.file is not None]
     if as_json:
-        values = [{"path": row.path, "value": row.value, "origin": str(row.origin) or "default"} for row in rows]
-        json_data({"format_version": "1", "type": "values", "values": values})
+        from fabrictool.cli.answers import ValueRow, Values
+
+        values = [ValueRow(path=row.path, value=row.value, origin=str(row.origin) or "default") for row in rows]
+        json_data(Values(values=values))
     elif origin:
-        data(table(["PATH", "VALUE", "ORIGIN"], [[r.path, r.value, str(r.origin) or "default"] for r in rows]))
+        page(table(["PATH", "VALUE", "ORIGIN"], [[r.path, r.value, str(r.origin) or "default"] for r in rows]))
     else:
-        data(table(["PATH", "VALUE"], [[row.path, row.value] for row in rows]))
+        page(table(["PATH", "VALUE"], [[row.path, row.value] for row in rows]))

@@ -116,6 +116,7 @@ def simulate(
     from fabrictool.cli import simulating, simulation_output, sweeping
     from fabrictool.cli.calibration_files import read_calibrations
     from fabrictool.cli.output import data, json_data, say
+    from fabrictool.cli.plan_text import folded
     from fabrictool.simulator.play import PlayOptions
 
     if cases is not None:
@@ -167,7 +168,7 @@ def simulate(
         table, notes = simulation_output.lines_of(shown, spreads)
         data(table)
         for line in notes:
-            say(line)
+            say("\n".join(folded(line)))
     if chart:
         say(simulation_output.terminal_chart(runs))
     if plot is not None:
@@ -284,13 +285,14 @@ def trace_stats(
     from dataclasses import asdict
 
     from fabrictool.cli import tracing
+    from fabrictool.cli.forecast_answers import TraceStatistics
     from fabrictool.cli.output import data, json_data
     from fabrictool.cli.reading import read_requests
     from fabrictool.workload.statistics import statistics
 
     described = statistics(read_requests(source, since=since, until=until))
     if as_json:
-        json_data({"format_version": "1", "type": "trace-statistics", **tracing.plain(asdict(described))})
+        json_data(TraceStatistics(**tracing.plain(asdict(described))))
     else:
         data(tracing.text(described))
 

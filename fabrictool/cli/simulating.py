@@ -297,16 +297,20 @@ def progress(what: str) -> Callable[[int, int], None]:
     if not sys.stderr.isatty():
         return lambda _done, _total: None
     began = last = time.monotonic()
+    over = False
 
     def tell(done: int, total: int) -> None:
-        nonlocal last
+        nonlocal last, over
         now = time.monotonic()
-        if now - last < PROGRESS_EVERY_S and done < total:
+        if over or (now - last < PROGRESS_EVERY_S and done < total):
             return
-        last = now
-        left = (now - began) / max(done, 1) * (total - done)
-        end = "\n" if done >= total and now - began > PROGRESS_EVERY_S else "\r"
-        sys.stderr.write(f"{what}: {done} of {total}, {duration_text(left)} left \x1b[K{end}")
+        last, over = now, done >= total
+        if over:  # what took no time leaves nothing behind
+            line = f"{what}: {total} in {duration_text(now - began)}\n" if now - began > PROGRESS_EVERY_S else ""
+        else:
+            left = f", {duration_text((now - began) / done * (total - done))} left" if done else ""
+            line = f"{what}: {done} of {total}{left}\r"
+        sys.stderr.write(f"\r\x1b[K{line}")
         sys.stderr.flush()
 
     return tell

@@ -12,7 +12,14 @@ import numpy as np
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.base.files import file_error, write_output
 from fabrictool.base.units import Duration
-from fabrictool.cli.output import seconds_text, table
+from fabrictool.cli.forecast_answers import (
+    FigureOfSeeds,
+    PlayedEvent,
+    SimulatedModel,
+    SimulatedSpread,
+    Simulation,
+)
+from fabrictool.cli.output import json_document, seconds_text, table, terminal_columns
 from fabrictool.simulator.report import QUANTILES
 
 if TYPE_CHECKING:
@@ -48,41 +55,39 @@ FIGURES: Mapping[str, tuple[str, Callable[[float], str]]] = {
 """Title and form of each figure of `sweeping.figures_of`."""
 ALWAYS = FIGURES.keys() - {"refused", "lost", "unserved"}
 """The others are shown where there are any."""
+SPEEDS = 9
+"""Columns of the table that say what clients see, with the model's name."""
 EVENT_WORDS = {"up": "is up from {at}", "drain": "gets no new requests from {at}", "down": "is lost at {at}"}
 
 
-def document(runs: Sequence[ShownPlay], seed: int, spreads: Sequence[SeedSpread] = ()) -> dict[str, Any]:
+def document(runs: Sequence[ShownPlay], seed: int, spreads: Sequence[SeedSpread] = ()) -> Simulation:
     """Every play; behind them, where there were several seeds, how far they differ."""
-    return {
-        "format_version": "1",
-        "type": "simulation",
-        "seed": seed,
-        "models": [
-            {
-                "model": run.model,
-                "scenario": run.scenario or None,
-                "trace": run.trace or None,
-                "seed": run.seed,
-                "events": [
-                    {"kind": event.kind, "replica": event.replica, "at_s": event.at, "happened": happened}
-                    for event, happened in run.events
-                ],
-                "unserved": run.unserved,
-                **run.report.to_json(),
-            }
-            for run in runs
-        ],
-        "spreads": [
-            {
-                "model": spread.first.model,
-                "scenario": spread.first.scenario or None,
-                "trace": spread.first.trace or None,
-                "seeds": spread.seeds,
-                "figures": {name: asdict(figure) for name, figure in spread.figures.items()},
-            }
-            for spread in spreads
-        ],
-    }
+    models = [
+        SimulatedModel(
+            model=run.model,
+            scenario=run.scenario or None,
+            trace=run.trace or None,
+            seed=run.seed,
+            events=[
+                PlayedEvent(kind=event.kind, replica=event.replica, at_s=event.at, happened=happened)
+                for event, happened in run.events
+            ],
+            unserved=run.unserved,
+            **run.report.to_json(),
+        )
+        for run in runs
+    ]
+    differing = [
+        SimulatedSpread(
+            model=spread.first.model,
+            scenario=spread.first.scenario or None,
+            trace=spread.first.trace or None,
+            seeds=spread.seeds,
+            figures={name: FigureOfSeeds(**asdict(figure)) for name, figure in spread.figures.items()},
+        )
+        for spread in spreads
+    ]
+    return Simulation(seed=seed, models=models, spreads=differing)
 
 
 def spread_table(spreads: Sequence[SeedSpread]) -> str:
@@ -110,7 +115,7 @@ def lines_of(runs: Sequence[ShownPlay], spreads: Sequence[SeedSpread]) -> tuple[
 
 
 def table_of(runs: Sequence[ShownPlay]) -> str:
-    """One line a model."""
+    """One line a model; on a terminal that is too narrow two, what clients see and what that takes."""
     headings = (
         "model", "requests", "req/s", "TTFT p50", "p95", "TPOT p50", "p95", "E2E p95", "SLO met", "busy", "KV",
         "tok/s", "cost/Mtok", "J/token",
@@ -132,10 +137,15 @@ def table_of(runs: Sequence[ShownPlay]) -> str:
             f"{max(figures.utilisation):.0%}",
             f"{max(figures.kv_use):.0%}",
             f"{figures.output_tokens_per_s:.4g}",
-            f"{figures.cost_per_million_tokens:.3g}",
+            f"{figures.cost_per_million_tokens:.3g}" if figures.cost else "–",
             f"{figures.joules_per_token:.3g}",
         ))  # fmt: skip
-    return table(headings, rows)
+    whole, edge = table(headings, rows), terminal_columns()
+    if edge is None or len(whole.partition("\n")[0]) <= edge:
+        return whole
+    parts = [(headings[0], *headings[1:SPEEDS]), (headings[0], *headings[SPEEDS:])]
+    first, second = ([(row[0], *row[1:SPEEDS]) for row in rows], [(row[0], *row[SPEEDS:]) for row in rows])
+    return f"{table(parts[0], first)}\n\n{table(parts[1], second)}"
 
 
 def notes(runs: Sequence[ShownPlay]) -> Iterator[str]:
@@ -180,8 +190,8 @@ def terminal_chart(runs: Sequence[ScenarioPlay], width: int = 60) -> str:
     return "\n".join(lines)
 
 
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    write_output(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+def write_json(path: Path, answer: Simulation) -> None:
+    write_output(path, (json_document(answer) + "\n").encode())
 
 
 def plottable(path: Path) -> None:

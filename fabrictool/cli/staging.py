@@ -9,11 +9,12 @@ import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from fabrictool.base.errors import InvalidInputError, UsageError
 from fabrictool.base.files import file_error
 from fabrictool.base.settings import Settings
+from fabrictool.cli.answers import WeightsOutlook
 from fabrictool.cli.output import octets_text, say
 from fabrictool.cli.source import Source, find_blueprint
 from fabrictool.clusters.connections.factory import connect_login
@@ -168,10 +169,8 @@ def origin_of(depot: ClusterDepot, weights: PinnedWeights, wanted: Origin | None
     return origin
 
 
-def outlook_of(depot: ClusterDepot, weights: PinnedWeights, wanted: Origin | None = None) -> dict[str, Any]:
-    """What a cluster has of one set: condition, octets in all (0: the list does not say), octets that are missing, free
-    octets, and where what is missing would be fetched.
-    """
+def outlook_of(depot: ClusterDepot, weights: PinnedWeights, wanted: Origin | None = None) -> WeightsOutlook:
+    """What a cluster has of one set, and where what is missing would be fetched."""
     if weights.remote is not None:
         octets = weights.listing().octets or 0
     else:
@@ -181,18 +180,24 @@ def outlook_of(depot: ClusterDepot, weights: PinnedWeights, wanted: Origin | Non
     sets, free = depot.weights.look(depot.units)
     there = next((staged.octets for staged in sets if staged.name == compared.name and not staged.complete), 0)
     missing = {"whole": 0, "partial": max(0, octets - there)}.get(compared.condition, octets)
-    return {
-        "cluster": depot.cluster, "name": weights.name, "condition": compared.condition, "octets": octets,
-        "missing": missing, "free": free, "source": weights.source, "from": origin_of(depot, weights, wanted),
-    }  # fmt: skip
+    return WeightsOutlook(
+        cluster=depot.cluster,
+        name=weights.name,
+        condition=compared.condition,
+        octets=octets,
+        missing=missing,
+        free=free,
+        source=weights.source,
+        origin=origin_of(depot, weights, wanted),
+    )
 
 
-def check_room(outlook: dict[str, Any]) -> None:
+def check_room(outlook: WeightsOutlook) -> None:
     """Raises FT5603 when it does not fit, before anything is sent."""
-    if outlook["missing"] > outlook["free"] > 0:
-        message = f"{outlook['name']} needs {outlook['missing'] >> 20} MiB on {outlook['cluster']}, and"
+    if outlook.missing > outlook.free > 0:
+        message = f"{outlook.name} needs {outlook.missing >> 20} MiB on {outlook.cluster}, and"
         hint = "make room there, or `fabrictool weights prune`"
-        raise InvalidInputError.of("FT5603", f"{message} {outlook['free'] >> 20} MiB are free", hint=hint)
+        raise InvalidInputError.of("FT5603", f"{message} {outlook.free >> 20} MiB are free", hint=hint)
 
 
 def stage_one(depot: ClusterDepot, weights: PinnedWeights, wanted: Origin | None, progress: StagingProgress) -> bool:

@@ -23,8 +23,6 @@ def register(app: typer.Typer) -> None:
 
 def show(blueprint: BlueprintOption = None, inventory: InventoryOption = None, as_json: JsonOption = False) -> None:
     """Say where the state is, what it holds and who has the lease."""
-    import msgspec
-
     from fabrictool.base.clock import duration_text
     from fabrictool.base.errors import FabrictoolError
     from fabrictool.cli.output import data, json_data
@@ -36,12 +34,9 @@ def show(blueprint: BlueprintOption = None, inventory: InventoryOption = None, a
     except FabrictoolError as error:  # a reader may have no right to ask for it
         lease, trouble = None, str(error)
     if as_json:
-        document = {
-            "place": folder.store.place,
-            "lease": msgspec.to_builtins(lease),
-            "state": msgspec.to_builtins(state),
-        }
-        json_data({"format_version": "1", "type": "state", **document})
+        from fabrictool.cli.fabric_answers import StateAnswer
+
+        json_data(StateAnswer(place=folder.store.place, lease=lease, state=state))
         return
     data(f"State of fabric {folder.path.name}: serial {state.serial}, lineage {state.lineage or 'none yet'}")
     data(f"in {folder.store.place}")
@@ -57,28 +52,29 @@ def show(blueprint: BlueprintOption = None, inventory: InventoryOption = None, a
 
 def history(blueprint: BlueprintOption = None, inventory: InventoryOption = None, as_json: JsonOption = False) -> None:
     """List former states: the last 20 of this machine, or the commits of a Git branch."""
+    from fabrictool.cli.fabric_answers import StateHistory, StateVersion
     from fabrictool.cli.output import data, json_data, say, table
 
     store = Source(blueprint, inventory).fabric().folder.store
     versions = [
-        {
-            "serial": version.state.serial,
-            "at": version.at,
-            "lineage": version.state.lineage,
-            "applied_plan": version.state.applied_plan,
-            "units": len(version.state.units),
-        }
+        StateVersion(
+            serial=version.state.serial,
+            at=version.at,
+            lineage=version.state.lineage,
+            applied_plan=version.state.applied_plan,
+            units=len(version.state.units),
+        )
         for version in store.history()
     ]
     if as_json:
-        json_data({"format_version": "1", "type": "state-history", "place": store.place, "versions": versions})
+        json_data(StateHistory(place=store.place, versions=versions))
         return
     if not versions:
         say(f"{store.place} lists no former states; an HTTP server may show them itself")
         return
     rows = [
-        [str(row["serial"]), _clock(float(str(row["at"]))), str(row["applied_plan"])[:8] or "-", str(row["units"])]
-        for row in versions
+        [str(version.serial), _clock(version.at), version.applied_plan[:8] or "-", str(version.units)]
+        for version in versions
     ]
     data(table(["SERIAL", "WRITTEN", "PLAN", "UNITS"], rows))
 
@@ -96,8 +92,7 @@ def rebuild(
     as_json: JsonOption = False,
 ) -> None:
     """Make a lost or damaged state anew from what the clusters say; a damaged one is kept aside."""
-    import msgspec
-
+    from fabrictool.cli.fabric_answers import StateRebuilt
     from fabrictool.cli.output import data, json_data, say
     from fabrictool.state.rebuild import rebuild as scan
     from fabrictool.state.rebuild import write_rebuilt
@@ -115,15 +110,8 @@ def rebuild(
     if aside is not None:
         say(f"the damaged state is kept in {aside}")
     if as_json:
-        json_data(
-            {
-                "format_version": "1",
-                "type": "state-rebuilt",
-                "aside": None if aside is None else str(aside),
-                "notes": list(rebuilt.notes),
-                "state": msgspec.to_builtins(state),
-            }
-        )
+        kept = None if aside is None else str(aside)
+        json_data(StateRebuilt(aside=kept, notes=list(rebuilt.notes), state=state))
     say(f"wrote serial {state.serial}; next: fabrictool plan")
 
 

@@ -125,7 +125,13 @@ def show(blueprint: BlueprintOption = None, inventory: InventoryOption = None, a
     store = Source(blueprint, inventory).fabric().trust
     rows, revoked = store.certificates(), store.revoked(now=time.time())
     if as_json:
-        json_data({"format_version": "1", "type": "trust", "certificates": rows, "revoked": revoked})
+        from fabrictool.cli.answers import CertificateRow, RevokedRow, TrustAnswer
+
+        json_data(
+            TrustAnswer(
+                certificates=[CertificateRow(**row) for row in rows], revoked=[RevokedRow(**row) for row in revoked]
+            )
+        )
         return
     data(table(["NAME", "FEDERATION", "VALID UNTIL"], [[r["name"], r["federation"][:8], r["not_after"]] for r in rows]))
     if revoked:

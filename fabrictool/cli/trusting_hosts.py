@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError, UsageError
+from fabrictool.cli.answers import HostKeyRow, HostKeys
 from fabrictool.cli.hosts import known_endpoints, split_target
 from fabrictool.cli.output import data, json_data, paint, say
 from fabrictool.cli.source import Source
@@ -110,18 +111,11 @@ def _print(
 
 def _document(
     host: str, port: int, shown: list[HostKeyPin], pinned: dict[HostKeyPin, list[str]], missing: list[HostKeyPin]
-) -> Any:
-    return {
-        "format_version": "1",
-        "type": "host-keys",
-        "host": host,
-        "port": port,
-        "shown": [
-            {"type": pin.kind, "fingerprint": pin.fingerprint, "key": pin.line(), "pinned_by": pinned.get(pin, [])}
-            for pin in shown
-        ],
-        "pinned_and_not_shown": [
-            {"type": pin.kind, "fingerprint": pin.fingerprint, "key": pin.line(), "pinned_by": pinned[pin]}
-            for pin in missing
-        ],
-    }
+) -> HostKeys:
+    def rows(pins: list[HostKeyPin]) -> list[HostKeyRow]:
+        return [
+            HostKeyRow(type=pin.kind, fingerprint=pin.fingerprint, key=pin.line(), pinned_by=pinned.get(pin, []))
+            for pin in pins
+        ]
+
+    return HostKeys(host=host, port=port, shown=rows(shown), pinned_and_not_shown=rows(missing))

@@ -14,6 +14,7 @@ from fabrictool.cli.options import BlueprintOption, InventoryOption, JsonOption
 from fabrictool.cli.source import Source
 
 if TYPE_CHECKING:
+    from fabrictool.cli.fabric_answers import UsageAnswerRow
     from fabrictool.gateway.store import RecordStore
     from fabrictool.gateway.sums import UsageRow
 
@@ -69,8 +70,10 @@ def usage(
         opened.close()
     shown = [[_group(word, row.group[word]) for word in words] for row in rows]
     if as_json:
-        head = {"format_version": "1", "type": "usage", "since": _iso(begin), "until": _iso(end), "by": words}
-        json_data(head | {"rows": [_document(words, group, row) for group, row in zip(shown, rows, strict=True)]})
+        from fabrictool.cli.fabric_answers import UsageAnswer
+
+        listed = [_document(words, group, row) for group, row in zip(shown, rows, strict=True)]
+        json_data(UsageAnswer(since=_iso(begin), until=_iso(end), by=words, rows=listed))
     elif as_csv:
         data(_csv(words, shown, rows), end="")
     elif not rows or not any(row.requests for row in rows):
@@ -139,8 +142,11 @@ def _iso(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _document(words: list[str], group: list[str], row: UsageRow) -> dict[str, Any]:
-    return dict(zip(words, group, strict=True)) | {name: getattr(row, name) for name in FIGURES}
+def _document(words: list[str], group: list[str], row: UsageRow) -> UsageAnswerRow:
+    from fabrictool.cli.fabric_answers import UsageAnswerRow
+
+    figures: dict[str, Any] = {name: getattr(row, name) for name in FIGURES}
+    return UsageAnswerRow(**figures | dict(zip(words, group, strict=True)))
 
 
 def _csv(words: list[str], shown: list[list[str]], rows: list[UsageRow]) -> str:

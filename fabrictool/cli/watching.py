@@ -14,6 +14,7 @@ import msgspec
 
 from fabrictool.base.clock import duration_text
 from fabrictool.base.errors import UnreachableError, UsageError
+from fabrictool.cli.fabric_answers import EventRow, Events, FabricStatus, StartRow, UnitRow, UnitStatus
 from fabrictool.cli.mesh_text import fleet_lines
 from fabrictool.cli.output import data, json_data, octets_text, paint, say, seconds_text, table
 from fabrictool.domain.address import Address
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from fabrictool.cli.source import Source
     from fabrictool.domain.observed import Observed, ObservedUnit
     from fabrictool.state.fabric import Fabric
+    from fabrictool.state.overview import Overview
     from fabrictool.status.documents import AgentStatus, ModelRow
     from fabrictool.status.fleet import FleetStatus
 
@@ -44,13 +46,14 @@ def show_status(source: Source, url: str, *, as_json: bool, watch: bool, key: st
     with (
         contextlib.nullcontext(None) if url else source.fabric() as fabric
     ):  # one for all looks: who lives shows between two
+        answer: FabricStatus | UnitStatus
         while True:
             if fabric is None:
-                document, text, good = _one_url(url, key)
+                answer, text, good = _one_url(url, key)
             else:
-                document, text, good = _whole_fabric(fabric, replace(source).identity.digest, patient=not watch)
+                answer, text, good = _whole_fabric(fabric, replace(source).identity.digest, patient=not watch)
             if as_json:
-                json_data(document)
+                json_data(answer)
             else:
                 data(text)
             if not watch:
@@ -60,19 +63,14 @@ def show_status(source: Source, url: str, *, as_json: bool, watch: bool, key: st
                 data("")
 
 
-def _one_url(url: str, key: str) -> tuple[dict[str, Any], str, bool]:
+def _one_url(url: str, key: str) -> tuple[UnitStatus, str, bool]:
     document = fetch(url, key=key)
     if isinstance(document, GatewayStatus):
         text, good = "\n".join(_gateway_lines(document, {})), not _missing(document)
-        return {"format_version": "1", "type": "status", "document": msgspec.to_builtins(document)}, text, good
+        return UnitStatus(document=document), text, good
     fleet = _fleet_of_agent(url)
     lines = [_agent_line(document), "", *fleet_lines(fleet, time.time())] if fleet else [_agent_line(document)]
-    printed = {
-        "format_version": "1",
-        "type": "status",
-        "document": msgspec.to_builtins(document),
-        "fleet": msgspec.to_builtins(fleet),
-    }
+    printed = UnitStatus(document=document, fleet=fleet)
     return printed, "\n".join(lines), document.engine.state == "ready"
 
 
@@ -84,7 +82,7 @@ def _fleet_of_agent(url: str) -> FleetStatus | None:
         return None
 
 
-def _whole_fabric(fabric: Fabric, blueprint_digest: str, *, patient: bool) -> tuple[dict[str, Any], str, bool]:
+def _whole_fabric(fabric: Fabric, blueprint_digest: str, *, patient: bool) -> tuple[FabricStatus, str, bool]:
     from fabrictool.state.overview import overview_of
 
     overview = overview_of(fabric, blueprint_digest, now=time.time(), patient=patient)
@@ -95,13 +93,31 @@ def _whole_fabric(fabric: Fabric, blueprint_digest: str, *, patient: bool) -> tu
     lines += [f"! {problem.message}" for problem in overview.unreached]
     lines += [f"~ {text}" for text in overview.drift]
     lines += [f"! {text}" for text in overview.warnings]
+    if not units and not overview.unreached:
+        lines.append("nothing was applied, or all of it was stopped; next: fabrictool plan")
     if units:
         rows = [[u["address"], u["cluster"], _painted(u["state"]), u["engine"], _detail(u)] for u in units]
         lines += ["", table(["UNIT", "CLUSTER", "STATE", "ENGINE", ""], rows)]
     lines += _start_lines(overview.starts)
     for name, gateway in overview.gateways.items():
         lines += ["", *_gateway_lines(gateway, overview.desired, name)]
-    return overview.document(), "\n".join(lines), overview.good
+    return _status_of(overview), "\n".join(lines), overview.good
+
+
+def _status_of(overview: Overview) -> FabricStatus:
+    return FabricStatus(
+        fabric=overview.fabric,
+        good=overview.good,
+        unknown_clusters=overview.unknown,
+        out_of_reach=[problem.message for problem in overview.unreached],
+        drift=overview.drift,
+        warnings=overview.warnings,
+        desired=overview.desired,
+        units=[UnitRow(**row) for row in overview.units],
+        starts=[StartRow(**row) for row in overview.starts],
+        gateway=next(iter(overview.gateways.values()), None),
+        gateways=overview.gateways,
+    )
 
 
 def _start_lines(starts: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -249,13 +265,13 @@ def show_events(source: Source, lines: int, *, as_json: bool) -> None:
 
     with source.fabric() as fabric:
         events = [
-            {
-                "at": entry.at,
-                "source": "apply",
-                "kind": entry.kind,
-                "subject": entry.address or entry.plan[:8],
-                "text": entry.text or entry.action,
-            }
+            EventRow(
+                at=entry.at,
+                source="apply",
+                kind=entry.kind,
+                subject=entry.address or entry.plan[:8],
+                text=entry.text or entry.action,
+            )
             for entry in history(fabric.folder.journal)
         ]
         for cluster, unit in fabric.observe().running().values():
@@ -263,14 +279,16 @@ def show_events(source: Source, lines: int, *, as_json: bool) -> None:
             if document is None and unit.state == "running":
                 say(f"{unit.address} does not answer; its events are missing")
             elif document is not None:
-                events += [{"source": unit.address, **msgspec.to_builtins(event)} for event in document.events]
-    events = sorted(events, key=lambda event: float(event["at"]))[-lines:]
+                events += [EventRow(source=unit.address, **msgspec.structs.asdict(event)) for event in document.events]
+    events = sorted(events, key=lambda event: event.at)[-lines:]
     if as_json:
-        json_data({"format_version": "1", "type": "events", "events": events})
+        json_data(Events(events=events))
         return
+    if not events:
+        say("nothing has happened yet")
     for event in events:
-        stamp = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(float(event["at"])))
-        data(f"{stamp}  {event['source']:<24} {event['kind']:<16} {event['subject']}  {event['text']}".rstrip())
+        stamp = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(event.at))
+        data(f"{stamp}  {event.source:<24} {event.kind:<16} {event.subject}  {event.text}".rstrip())
 
 
 @contextlib.contextmanager

@@ -70,8 +70,10 @@ def lock(
     file.parent.mkdir(exist_ok=True)
     write_output(file, listing.document.encode())
     if as_json:
-        json_data({"format_version": "1", "type": "weights-lock", "name": name, "sha256": listing.sha256,
-                   "source": text, "list": str(file), "files": len(listing.files)})  # fmt: skip
+        from fabrictool.cli.answers import WeightsLock
+
+        files = len(listing.files)
+        json_data(WeightsLock(name=name, sha256=listing.sha256, source=text, list=str(file), files=files))
         return
     data(f"{file}: {len(listing.files)} file{'s'[: len(listing.files) != 1]}")
     data(f"put this into the blueprint:\n  weights:\n    {name}:\n      source: {text}\n      sha256: {listing.sha256}")
@@ -96,26 +98,27 @@ def plan(
         for depot in depots:
             rows += [outlook_of(depot, weights, origin) for weights in pinned if name in ("", weights.name)]
     if as_json:
-        json_data({"format_version": "1", "type": "weights-plan", "sets": rows})
+        from fabrictool.cli.answers import WeightsPlan
+
+        json_data(WeightsPlan(sets=rows))
     else:
         shown = [
             [
-                r["cluster"],
-                r["name"],
-                r["condition"],
-                *(octets_text(r[key]) if r["octets"] else "?" for key in ("octets", "missing")),
-                octets_text(r["free"]) if r["free"] else "?",
-                r["from"],
-                r["source"],
+                row.cluster,
+                row.name,
+                row.condition,
+                *(octets_text(octets) if row.octets else "?" for octets in (row.octets, row.missing)),
+                octets_text(row.free) if row.free else "?",
+                row.origin,
+                row.source,
             ]
-            for r in rows
+            for row in rows
         ]
         data(table(["CLUSTER", "WEIGHTS", "THERE", "SIZE", "MISSING", "FREE", "FROM", "SOURCE"], shown))
         for row in rows:
-            if row["missing"] and row["free"] and row["missing"] > row["free"]:
-                lacking = octets_text(row["missing"] - row["free"])
-                data(f"{row['name']} does not fit on {row['cluster']}: {lacking} are lacking")
-    return 1 if any(row["missing"] > row["free"] > 0 for row in rows) else 0
+            if row.missing and row.free and row.missing > row.free:
+                data(f"{row.name} does not fit on {row.cluster}: {octets_text(row.missing - row.free)} are lacking")
+    return 1 if any(row.missing > row.free > 0 for row in rows) else 0
 
 
 def stage(
@@ -129,6 +132,7 @@ def stage(
     """Fetch or send what is missing or damaged, and compare it there; broken off, the same command goes on where it
     stopped.
     """
+    from fabrictool.cli.answers import StagedRow, WeightsStage
     from fabrictool.cli.output import json_data, say
     from fabrictool.cli.staging import StagingProgress, open_depots, stage_one
 
@@ -140,9 +144,9 @@ def stage(
                     continue
                 new = stage_one(depot, weights, origin, StagingProgress(f"{weights.name} to {depot.cluster}"))
                 say(f"{weights.name}: {'staged on' if new else 'was on'} {depot.cluster}{'' if new else ' already'}")
-                results.append({"cluster": depot.cluster, "name": weights.name, "new": new})
+                results.append(StagedRow(cluster=depot.cluster, name=weights.name, new=new))
     if as_json:
-        json_data({"format_version": "1", "type": "weights-stage", "sets": results})
+        json_data(WeightsStage(sets=results))
 
 
 def verify(
@@ -155,6 +159,7 @@ def verify(
     """Hash every staged file on the clusters and say which are not what is listed; 1 when any is not."""
     from dataclasses import asdict
 
+    from fabrictool.cli.answers import VerifiedRow, WeightsVerify
     from fabrictool.cli.output import data, json_data, say
     from fabrictool.cli.staging import open_depots
     from fabrictool.clusters.weights.depot import set_name
@@ -165,18 +170,18 @@ def verify(
             names = {set_name(weights.sha256): weights.name for weights in pinned if name in ("", weights.name)}
             say(f"{depot.cluster}: hashing, which may take minutes")
             results += [
-                {"cluster": depot.cluster, "weights": names[compared.name], **asdict(compared)}
+                VerifiedRow(cluster=depot.cluster, weights=names[compared.name], **asdict(compared))
                 for compared in depot.weights.compare(names, everything=True)
             ]
     if as_json:
-        json_data({"format_version": "1", "type": "weights-verify", "sets": results})
+        json_data(WeightsVerify(sets=results))
     else:
         for result in results:
-            files = f": {', '.join(result['files'])}" if result["files"] else ""
-            data(f"{result['weights']} on {result['cluster']}: {result['condition']}{files}")
-        if any(result["condition"] != "whole" for result in results):
+            files = f": {', '.join(result.files)}" if result.files else ""
+            data(f"{result.weights} on {result.cluster}: {result.condition}{files}")
+        if any(result.condition != "whole" for result in results):
             data("`fabrictool weights stage` sends what is missing or damaged")
-    return 1 if any(result["condition"] != "whole" for result in results) else 0
+    return 1 if any(result.condition != "whole" for result in results) else 0
 
 
 def list_(
@@ -188,6 +193,7 @@ def list_(
     """List the sets that lie on clusters, their sizes, and how many units name them."""
     from dataclasses import asdict
 
+    from fabrictool.cli.answers import SetRow, WeightsList
     from fabrictool.cli.output import data, json_data, octets_text, table
     from fabrictool.cli.staging import open_depots
     from fabrictool.clusters.weights.depot import set_name
@@ -198,21 +204,21 @@ def list_(
         for depot in depots:
             sets, _ = depot.weights.look(depot.units)
             rows += [
-                {"cluster": depot.cluster, "weights": names.get(staged.name, ""), **asdict(staged)} for staged in sets
+                SetRow(cluster=depot.cluster, weights=names.get(staged.name, ""), **asdict(staged)) for staged in sets
             ]
     if as_json:
-        json_data({"format_version": "1", "type": "weights-list", "sets": rows})
+        json_data(WeightsList(sets=rows))
     elif rows:
         shown = [
             [
-                r["cluster"],
-                r["weights"] or "-",
-                r["name"][:19],
-                octets_text(r["octets"]),
-                "whole" if r["complete"] else "part",
-                str(r["units"]),
+                row.cluster,
+                row.weights or "-",
+                row.name[:19],
+                octets_text(row.octets),
+                "whole" if row.complete else "part",
+                str(row.units),
             ]
-            for r in rows
+            for row in rows
         ]
         data(table(["CLUSTER", "WEIGHTS", "SET", "SIZE", "STAGED", "UNITS"], shown))
     else:
@@ -227,6 +233,7 @@ def prune(
     as_json: JsonOption = False,
 ) -> None:
     """Remove sets that neither the blueprint nor any unit of this account names, and damaged ones without a unit."""
+    from fabrictool.cli.answers import RemovedSet, WeightsPrune
     from fabrictool.cli.applying import ask
     from fabrictool.cli.output import data, json_data, octets_text, say, table
     from fabrictool.cli.staging import open_depots
@@ -255,6 +262,6 @@ def prune(
             ask(question, yes=yes, first="`weights list` lists them")
             depot.weights.remove([staged.name for staged in unused])
             say(f"{depot.cluster}: {octets_text(sum(staged.octets for staged in unused))} freed")
-            removed += [{"cluster": depot.cluster, "name": staged.name, "octets": staged.octets} for staged in unused]
+            removed += [RemovedSet(cluster=depot.cluster, name=staged.name, octets=staged.octets) for staged in unused]
     if as_json:
-        json_data({"format_version": "1", "type": "weights-prune", "removed": removed})
+        json_data(WeightsPrune(removed=removed))

@@ -6,10 +6,13 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from fabrictool.base.errors import InfeasibleError
 from fabrictool.cli.executors import executor_named, lost_workers_named
+from fabrictool.cli.forecast_answers import WhatIf, WhatIfModel, WhatIfOutcome
 from fabrictool.cli.output import data, json_data, say, table
 from fabrictool.planner.explaining.whatif import Sweep, WhatIfResult, started, stopped, sweep
 from fabrictool.planner.stages import amount, number, tolerance
@@ -74,36 +77,40 @@ def _progress(every: int) -> Callable[[int], None]:
     return show
 
 
-def document(sweep: Sweep) -> dict[str, Any]:
+def document(sweep: Sweep) -> WhatIf:
     """All figures as one JSON document."""
 
-    def one(outcome: WhatIfResult) -> dict[str, Any]:
+    def row(outcome: WhatIfResult, expression: str | msgspec.UnsetType) -> WhatIfOutcome:
         both = outcome.feasible and sweep.base.feasible
-        return {
-            "feasible": outcome.feasible,
-            "problem": outcome.problem or None,
-            "optimal": outcome.optimal,
-            "repeatable": outcome.repeatable,
-            "models": {model.model: _verdict(model) for model in outcome.models},
-            "stages": dict(outcome.values),
-            "differences": {name: outcome.values[name] - sweep.base.values[name] for name in sweep.stages if both},
-            "started": started(sweep.base, outcome) if both else None,
-            "stopped": stopped(sweep.base, outcome) if both else None,
-        }
+        return WhatIfOutcome(
+            expression=expression,
+            feasible=outcome.feasible,
+            problem=outcome.problem or None,
+            optimal=outcome.optimal,
+            repeatable=outcome.repeatable,
+            models={model.model: _verdict(model) for model in outcome.models},
+            stages=dict(outcome.values),
+            differences={name: outcome.values[name] - sweep.base.values[name] for name in sweep.stages if both},
+            started=started(sweep.base, outcome) if both else None,
+            stopped=stopped(sweep.base, outcome) if both else None,
+        )
 
-    return {
-        "format_version": "1",
-        "type": "what-if",
-        "base": one(sweep.base),
-        "outcomes": [{"expression": outcome.expression} | one(outcome) for outcome in sweep.outcomes],
-    }
+    return WhatIf(
+        base=row(sweep.base, msgspec.UNSET), outcomes=[row(outcome, outcome.expression) for outcome in sweep.outcomes]
+    )
 
 
-def _verdict(model: ModelForecast) -> dict[str, Any]:
+def _verdict(model: ModelForecast) -> WhatIfModel:
     """As ``plan --json`` has it."""
-    names = ("slo", "judge", "served", "misses", "undecided", "why")
-    seen = None if model.replay is None else model.replay.attainment
-    return {name: getattr(model, name) for name in names} | {"attainment": seen}
+    return WhatIfModel(
+        slo=model.slo,
+        judge=model.judge,
+        served=model.served,
+        misses=model.misses,
+        undecided=model.undecided,
+        why=model.why,
+        attainment=None if model.replay is None else model.replay.attainment,
+    )
 
 
 def text(sweep: Sweep, currency: str) -> str:

@@ -22,7 +22,7 @@ from fabrictool.planner.chosen import SearchOptions, best, forecast_of
 from fabrictool.planner.diff import actions, delete, is_gateway
 from fabrictool.planner.drift import clock_warnings, out_of_reach
 from fabrictool.planner.entitled import unserved_groups
-from fabrictool.planner.explaining.explain import explanation, reasons
+from fabrictool.planner.explaining.explain import explanation, reason_of, reasons
 from fabrictool.planner.explaining.moves import moves_of, refuse_too_few
 from fabrictool.planner.explaining.relaxations import explain_conflict
 from fabrictool.planner.explaining.whynot import answers, checked
@@ -34,6 +34,7 @@ from fabrictool.planner.lost_together import unkept_losses
 from fabrictool.planner.moving import changed
 from fabrictool.planner.readset import ABSENT, read_set
 from fabrictool.planner.situation import placed_option, situation_of
+from fabrictool.planner.stages import proved
 from fabrictool.planner.succession import successions, successors
 from fabrictool.planner.uncertain import busiest_hours
 from fabrictool.planner.unchanged import as_applied, is_as_applied, situation_digest
@@ -93,8 +94,7 @@ def plan(
     for question in options.why_not:
         checked(question, sorted(blueprint.models), pools_of(inventory), blueprint.bases)
     asked = replace(situation_of(blueprint, inventory, evidence, now), max_moves=options.max_moves)
-    stays = not options.improve and options.max_moves is None and is_as_applied(asked, evidence)
-    chosen, kept = _chosen(asked, options, evidence.observed, stays=stays)
+    chosen, kept = _chosen(asked, options, evidence)
     situation, problem, solution, placement = chosen.situation, chosen.problem, chosen.solution, chosen.placement
     keys = evidence.keys_of(blueprint)
     expiring = stranded(blueprint.every_gateway, evidence) | successions(evidence, now)
@@ -131,7 +131,7 @@ def plan(
                 if options.max_moves is not None and not problem.current
                 else ()
             ),
-            *_ended(solution),
+            *(() if kept else _ended(chosen)),
             *_moved_anyway(steps, problem, solution, options.max_moves),
             *(["the search was stopped early: this is the best placement that it found"] if chosen.stopped else ()),
             *(["the explanation was cut short"] if cut else ()),
@@ -146,6 +146,37 @@ def plan(
             *clock_warnings(evidence),
             *_waiting_pins(blueprint, situation),
             *(trouble.message for trouble in out_of_reach(evidence) if _disabled(trouble, evidence.observed)),
+        ),
+    )
+
+
+def decision(
+    blueprint: Blueprint, inventory: Inventory, evidence: Evidence, options: PlanOptions, question: str, *, now: float
+) -> tuple[str, ...]:
+    """Why a model stands where it stands; or the answer to a question as `explaining.whynot` reads it.
+
+    Raises
+    ------
+    InfeasibleError
+        FT200x as `plan` does.
+    UsageError
+        FT2015 neither a model nor a question.
+    """
+    model = blueprint.bases.get(question, question)
+    whole = model in blueprint.models
+    evidence = evidence.within(inventory)
+    if not whole:
+        checked(question, sorted(blueprint.models), pools_of(inventory), blueprint.bases)
+    chosen, _ = _chosen(situation_of(blueprint, inventory, evidence, now), options, evidence)
+    problem, solution, currency = chosen.problem, chosen.solution, currency_of(inventory)
+    places = dict.fromkeys(pool.device for pool in problem.pools)
+    questions = [f"{model}@{place}" for place in places] if whole else [question]
+    return (
+        *(reason_of(problem, solution, need) for need in problem.needs if whole and need.model == model),
+        *(
+            sentence
+            for asked in questions
+            for sentence in answers(problem, solution, asked, currency, options.seed, blueprint.bases)
         ),
     )
 
@@ -185,12 +216,14 @@ def unsolved(
     )
 
 
-def _chosen(situation: Situation, options: PlanOptions, observed: Observed, *, stays: bool) -> tuple[Chosen, bool]:
+def _chosen(situation: Situation, options: PlanOptions, evidence: Evidence) -> tuple[Chosen, bool]:
     """What was chosen, and whether that is what runs, without a search."""
+    observed = evidence.observed
     try:
         built = situation.build()
     except InfeasibleError as error:
         raise _cause_first(error.problems, situation, observed) from error
+    stays = not options.improve and options.max_moves is None and is_as_applied(situation, evidence)
     if stays and (kept := as_applied(situation, options, built)) is not None:
         return kept, True
     try:
@@ -243,8 +276,11 @@ def _moved_anyway(
     ]
 
 
-def _ended(solution: Solution) -> list[str]:
-    if not solution.ended or not solution.work:
+def _ended(chosen: Chosen) -> list[str]:
+    """Of a search that could have gone on, for something that users feel or that the replay taught."""
+    solution = chosen.solution
+    settled = proved(solution) and chosen.again != "no time"
+    if not solution.ended or not solution.work or settled:
         return []
     work = units(solution.work)
     return [f"the search ended at work {work} with more to try; a larger `--budget` or `--work` may find better"]
@@ -287,7 +323,7 @@ def _without_hours(blueprint: Blueprint) -> list[str]:
 def _unread_keys(blueprint: Blueprint, keys: str | None) -> list[str]:
     if keys is not None or not (blueprint.tenants or blueprint.key_api) or not blueprint.every_gateway:
         return []
-    return ["tenant keys unavailable; key changes not checked"]
+    return ["tenant keys unavailable (`fabrictool doctor` says which); key changes not checked"]
 
 
 def _waiting_pins(blueprint: Blueprint, situation: Situation) -> list[str]:

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from fabrictool.base.clock import duration_text, minute_text
 from fabrictool.domain.address import Address
 from fabrictool.domain.specs import AgentSpec
@@ -59,25 +57,6 @@ class Overview:
         """Whether all that runs is well, and something does."""
         well = all(unit["state"] == "dormant" or (unit["state"] == "running" and unit["ready"]) for unit in self.units)
         return bool(self.units) and well and not any(problem.severity == "error" for problem in self.unreached)
-
-    def document(self) -> dict[str, Any]:
-        """``gateway`` is the first that answers: what they say of replicas is the same, and readers know that key."""
-        gateways = msgspec.to_builtins(self.gateways)
-        return {
-            "format_version": "1",
-            "type": "status",
-            "fabric": self.fabric,
-            "good": self.good,
-            "unknown_clusters": self.unknown,
-            "out_of_reach": [problem.message for problem in self.unreached],
-            "drift": self.drift,
-            "warnings": self.warnings,
-            "desired": self.desired,
-            "units": self.units,
-            "starts": self.starts,
-            "gateway": next(iter(gateways.values()), None),
-            "gateways": gateways,
-        }
 
 
 def overview_of(fabric: Fabric, blueprint_digest: str, *, now: float, patient: bool = True) -> Overview:

@@ -12,6 +12,7 @@ import sys
 import pytest
 
 from fabrictool.cli.main import main
+from tests.answers import check_answer
 from tests.ports import free_port
 from tests.simulator.fabrics import BLUEPRINT, INVENTORY
 from tests.testbed.waiting import wait_until
@@ -38,6 +39,7 @@ def command(folder, capsys, monkeypatch):
         out, err = capsys.readouterr()
         assert "Traceback" not in err
         assert "Traceback" not in out
+        check_answer(arguments, out)
         return code, out, err
 
     return run

@@ -18,6 +18,7 @@ from fabrictool.cli.mesh_watching import changes, unheard
 from fabrictool.status.client import StatusUnavailableError
 from fabrictool.status.documents import AgentStatus, EngineStatus, encode
 from fabrictool.status.fleet import FleetStatus, RecordRow, RecordsStatus
+from tests.answers import check_answer
 from tests.status_views import AGENT, HUB, NOW, OTHER, accusation, engine, fleet, member
 
 
@@ -85,7 +86,9 @@ def url():
 
 def shown(capsys, *arguments, code=0):
     assert main([*arguments]) == code
-    return capsys.readouterr().out
+    out = capsys.readouterr().out
+    check_answer(arguments, out)
+    return out
 
 
 def test_members_say_who_is_suspected_by_whom_and_why(url, capsys):
@@ -115,7 +118,7 @@ def test_members_are_chosen_by_model_and_provider_and_those_that_left_are_counte
 
 def test_documents_come_back_from_json_as_they_were(url, capsys):
     printed = json.loads(shown(capsys, "mesh", "members", "--url", f"{url}/status", "--json"))
-    assert (printed["format_version"], printed["type"]) == ("1", "fleet")
+    assert (printed["format_version"], printed["type"]) == ("1.0", "fleet")
     assert msgspec.convert(printed["document"], FleetStatus) == fleet()
     printed = json.loads(shown(capsys, "mesh", "records", "--url", url, "--json"))
     assert msgspec.convert(printed["document"], RecordsStatus) == RECORDS
@@ -268,7 +271,7 @@ def test_observe_goes_on_at_another_node_with_what_the_former_one_knew(capsys, m
     monkeypatch.setattr("fabrictool.cli.mesh_watching.time.sleep", next_look)
     with serving({"/fleet": lambda: (200, msgspec.json.encode(views[len(looks)]))}) as url:
         assert main(["mesh", "observe", "--url", url, "--json"]) == 130
-    assert capsys.readouterr().out == ""
+    assert [json.loads(line)["type"] for line in capsys.readouterr().out.splitlines()] == ["version"]
 
 
 def test_observe_prints_events_and_says_once_that_nobody_answers(capsys, monkeypatch):
@@ -288,7 +291,8 @@ def test_observe_prints_events_and_says_once_that_nobody_answers(capsys, monkeyp
     with serving({"/fleet": answer}) as url:
         assert main(["mesh", "observe", "--url", url, "--json"]) == 130
     printed = capsys.readouterr()
-    (event,) = [json.loads(line) for line in printed.out.splitlines()]
+    check_answer(["mesh", "observe", "--json"], printed.out)
+    _, event = [json.loads(line) for line in printed.out.splitlines()]
     assert (event["kind"], event["subject"]) == ("forgotten", f"{OTHER[:8]} (two/n1)")
     assert printed.err.count("! no answer") == 1
     assert printed.err.count(f"the agent {AGENT[:8]} answers") == 1

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 
 import pytest
@@ -91,3 +92,58 @@ def test_an_error_is_said_once(capsys):
     problem = Problem("FT1", "x")
     print_problems([problem, Problem("FT1", "x")])
     assert capsys.readouterr().err.count("FT1") == 1
+
+
+LINKS = "FORCE_HYPERLINK", "TERM_PROGRAM", "VTE_VERSION", "WT_SESSION", "KONSOLE_VERSION", "DOMTERM", "STY"
+
+
+@pytest.fixture
+def complaint(tmp_path):
+    file = tmp_path / "a b\x07.yaml"
+    file.write_text("x")
+    return Problem("FT1201", NASTY, Place(file=str(file), line=3, column=1))
+
+
+def test_a_place_leads_to_its_file_where_terminals_have_links(terminal, complaint, monkeypatch):
+    for name in LINKS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM_PROGRAM", "WezTerm")
+    stream = terminal()
+    print_problems([complaint])
+    begin, end = stream.getvalue().index("\x1b]8;;file://"), stream.getvalue().index("\x1b]8;;\x1b\\")
+    target, text = stream.getvalue()[begin + 5 : end].split("\x1b\\")
+    assert target.endswith("/a%20b%07.yaml")
+    assert text.endswith("a b\ufffd.yaml:3:1")
+    rest = re.sub(r"\x1b\]8;;[^\x1b]*\x1b\\|\x1b\[[0-9]*m", "", stream.getvalue())
+    assert harmless(rest), "nobody else's escape became a link"
+
+
+@pytest.mark.parametrize(
+    ("environment", "linked"),
+    [
+        ({}, False),
+        ({"TERM": "xterm-256color"}, False),
+        ({"TERM": "xterm-kitty"}, True),
+        ({"VTE_VERSION": "7600"}, True),
+        ({"VTE_VERSION": "5000"}, False),
+        ({"VTE_VERSION": "7600", "STY": "1.pts"}, False),
+        ({"VTE_VERSION": "7600", "NO_COLOR": "1"}, False),
+        ({"VTE_VERSION": "7600", "TERM": "dumb"}, False),
+        ({"FORCE_HYPERLINK": "1"}, True),
+        ({"FORCE_HYPERLINK": "0", "TERM": "xterm-kitty"}, False),
+    ],
+)
+def test_links_are_for_terminals_that_are_known_to_have_them(terminal, complaint, monkeypatch, environment, linked):
+    for name in LINKS:
+        monkeypatch.delenv(name, raising=False)
+    stream = terminal()
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    print_problems([complaint])
+    assert ("\x1b]8" in stream.getvalue()) is linked
+
+
+def test_a_pipe_gets_no_link(complaint, capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_HYPERLINK", "1")
+    print_problems([complaint])
+    assert "\x1b" not in capsys.readouterr().err

@@ -335,3 +335,14 @@ def test_ctrl_c_is_raised_where_it_cannot_be_lost():
             assert not stop.pressed
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_narrow_terminal_gets_two_tables(command, monkeypatch):
+    given = ("simulate", "-b", "blueprint.yaml", "--requests", 50)
+    wide = command(*given)[1].splitlines()
+    monkeypatch.setattr("fabrictool.cli.simulation_output.terminal_columns", lambda: 80)
+    narrow = command(*given)[1].splitlines()
+    assert max(map(len, narrow)) <= 80 < max(map(len, wide))
+    assert [line.split()[0] for line in narrow if line.startswith("model")] == ["model", "model"]
+    words = {word for line in wide for word in line.split()}
+    assert words == {word for line in narrow for word in line.split()}

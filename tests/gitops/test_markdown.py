@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fabrictool.cli.fabric_answers import PolicyRow
 from fabrictool.cli.plan_markdown import LIMIT, markdown, marker
 from tests.gitops.plans import action, forecast, plan
 
@@ -24,7 +25,7 @@ def test_a_plan_as_a_comment():
         action("delete", "m/0", cluster="d"), action("keep", "m/3"),
         models=[forecast("m", misses=["TTFT p95 3 s above 1 s"])], cost=3.5, currency="CHF", warnings=("beware",),
     )  # fmt: skip
-    text = markdown(made, [{"effect": "warn", "message": "r: too many", "place": "policy.yaml:3:1"}])
+    text = markdown(made, [PolicyRow(effect="warn", rule="r", message="r: too many", place="policy.yaml:3:1")])
     lines = text.splitlines()
     assert lines[0] == marker("f") == "<!-- fabrictool plan f -->"
     assert text_of(lines[1]) == "### ⚠️ f: 1 create, 1 replace, 1 delete, 1 keep"
@@ -45,7 +46,7 @@ def test_no_changes_denials_and_kept_policies_are_seen_at_once():
     assert "f: no changes" in text_of(markdown(plan(action("keep"))))
     assert "every review rule is kept" in markdown(plan(), [])
     assert "policy" not in markdown(plan())
-    denied = markdown(plan(action("create")), [{"effect": "deny", "message": "r: no", "place": "p:1:1"}])
+    denied = markdown(plan(action("create")), [PolicyRow(effect="deny", rule="r", message="r: no", place="p:1:1")])
     assert text_of(denied.splitlines()[1]).startswith("### ⛔ f")
 
 
@@ -54,7 +55,7 @@ def test_nothing_in_a_plan_becomes_markup():
         action("create", HOSTILE + "/0", cluster=HOSTILE, summary=HOSTILE, reason=HOSTILE, changes=(HOSTILE,)),
         models=[forecast(HOSTILE, misses=[HOSTILE])], warnings=(HOSTILE, "two\nlines"), fabric=HOSTILE,
     )  # fmt: skip
-    text = markdown(made, [{"effect": "deny", "message": HOSTILE, "place": HOSTILE}])
+    text = markdown(made, [PolicyRow(effect="deny", rule="r", message=HOSTILE, place=HOSTILE)])
     assert text.count("<!--") == text.count("-->") == 1
     assert set(re.findall(r"</?(\w+)", text)) == {"code", "details", "summary"}
     assert "\u202e" not in text
@@ -74,7 +75,7 @@ def test_it_is_never_too_long_and_says_how_much_is_left_out(count):
         *actions, models=[forecast(f"m{i}", misses=["<" * 200]) for i in range(count)],
         warnings=tuple("@" * 500 for _ in range(count)),
     )  # fmt: skip
-    text = markdown(made, [{"effect": "deny", "message": "*" * 400, "place": "p:1:1"}] * count)
+    text = markdown(made, [PolicyRow(effect="deny", rule="r", message="*" * 400, place="p:1:1")] * count)
     assert len(text) < LIMIT
     assert text.splitlines()[-1].startswith("Plan ")
     shown = len(re.findall("<details>", text))

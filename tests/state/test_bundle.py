@@ -211,14 +211,14 @@ def test_policies_of_the_command_line(fabric_bed):
     shown = bed.run("show", "plan.json", "--markdown", "--policy", "policy.yaml", code=6).stdout
     assert "⛔ denied" in shown
     document = json.loads(bed.run("show", "plan.json", "--json").stdout)
-    assert (document["type"], document["no_op"], document["counts"]["create"]) == ("plan", False, 3)
+    assert (document["type"], document["no_op"], document["counts"]["create"]) == ("saved-plan", False, 3)
     assert document["id"] in bed.run("show", "plan.json").stdout
     assert "FT4006" in bed.run("show", "policy.yaml", code=65).stderr
     (bed.folder / "policy.yaml").write_text(
         "apiVersion: fabrictool/v1\nkind: Policy\nrules: [{name: calm, warn: {max_changes: 1}}]\n"
     )
     done = bed.run("apply", "--policy", "policy.yaml", "--yes", "--json")
-    assert json.loads(done.stdout.splitlines()[0])["type"] == "policy"
+    assert [json.loads(line)["type"] for line in done.stdout.splitlines()[:2]] == ["version", "policy"]
     assert len(bed.running()) == 3
     bed.write(replicas=1)
     bed.run("plan", "-o", "reviewed.json")

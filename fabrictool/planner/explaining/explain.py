@@ -14,7 +14,7 @@ from fabrictool.planner.survival import worst_loss
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fabrictool.planner.problem import Option, PlacementProblem, Solution
+    from fabrictool.planner.problem import ModelNeed, Option, PlacementProblem, Solution
     from fabrictool.planner.situation import Situation
 
 WORTH_SAYING = 0.01
@@ -23,32 +23,35 @@ MOST_PRICES = 5
 """Partitions whose shadow prices are told, the dearest first."""
 
 
+def reason_of(problem: PlacementProblem, solution: Solution, need: ModelNeed) -> str:
+    """Where a model stands, and what decides the number of its replicas."""
+    mine = problem.of(need.model)
+    parts = [
+        f"{solution.counts[i]} on {where(problem.options[i])}, {_rate(problem.options[i].capacity)} each"
+        for i in mine
+        if i in solution.counts
+    ]
+    count = sum(solution.counts.get(i, 0) for i in mine)
+    enough = f"{_rate(need.rate)} demanded, planned at {LOADS[-1]:.0%} of capacity at most"
+    binding = ""
+    most = sum(solution.counts[i] * problem.options[i].levels[-1].rate for i in mine if i in solution.counts)
+    least = min((problem.options[i].levels[-1].rate for i in mine if i in solution.counts), default=0.0)
+    if count and count == need.minimum and need.rate <= most - least:
+        binding = "; replicas.min decides the number"
+    elif count == need.maximum:
+        binding = "; replicas.max is reached"
+    if count and need.rate > most * (1 + TOLERANCE):
+        binding += "; more is demanded than they can serve"
+    if need.spread_sites:
+        binding += "; spread over sites"
+    if need.survive is not None and worst_loss(problem, need, solution.counts)[0] is None:
+        binding += f"; any {need.survive} may be lost, and the rest serves all of it"
+    return f"{need.model}: {'; '.join(parts) or 'no replica'}; {enough}{binding}"
+
+
 def reasons(problem: PlacementProblem, solution: Solution, currency: str) -> tuple[str, ...]:
     """One sentence for each model and what binds it; and what one device more would be worth."""
-    sentences = []
-    for need in problem.needs:
-        mine = problem.of(need.model)
-        parts = [
-            f"{solution.counts[i]} on {where(problem.options[i])}, {_rate(problem.options[i].capacity)} each"
-            for i in mine
-            if i in solution.counts
-        ]
-        count = sum(solution.counts.get(i, 0) for i in mine)
-        enough = f"{_rate(need.rate)} demanded, planned at {LOADS[-1]:.0%} of capacity at most"
-        binding = ""
-        most = sum(solution.counts[i] * problem.options[i].levels[-1].rate for i in mine if i in solution.counts)
-        least = min((problem.options[i].levels[-1].rate for i in mine if i in solution.counts), default=0.0)
-        if count and count == need.minimum and need.rate <= most - least:
-            binding = "; replicas.min decides the number"
-        elif count == need.maximum:
-            binding = "; replicas.max is reached"
-        if count and need.rate > most * (1 + TOLERANCE):
-            binding += "; more is demanded than they can serve"
-        if need.spread_sites:
-            binding += "; spread over sites"
-        if need.survive is not None and worst_loss(problem, need, solution.counts)[0] is None:
-            binding += f"; any {need.survive} may be lost, and the rest serves all of it"
-        sentences.append(f"{need.model}: {'; '.join(parts) or 'no replica'}; {enough}{binding}")
+    sentences = [reason_of(problem, solution, need) for need in problem.needs]
     for pool in problem.pools:
         taken = sum(
             size * number * count
