@@ -13,6 +13,7 @@ from fabrictool.base.errors import FabrictoolError, UsageError
 from fabrictool.base.files import file_error
 from fabrictool.cli.live import LiveFeed, LiveStatus, key_of
 from fabrictool.cli.output import data, say
+from fabrictool.cli.ssh_hosts import beside_a_blueprint, host_pages
 from fabrictool.status.sightings import read_recording
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class TopOptions:
     """As the command line has them."""
 
     url: str
+    ssh: tuple[str, ...]
     key: str
     interval_s: float
     screen: str
@@ -86,11 +88,13 @@ def _feed(source: Source, options: TopOptions, open_things: ExitStack) -> Feed |
         return Playback(read_recording(options.replay))
     if options.made_up:
         return MadeUpFabric(begun=time.time())
-    ask = open_things.enter_context(LiveStatus(source, options.url, key_of(options.key)))
+    hosts = host_pages(options.ssh, source)
+    beside = None if options.url else beside_a_blueprint(source) if hosts else source
+    ask = open_things.enter_context(LiveStatus(beside, options.url, key_of(options.key), hosts))
     try:
         ask()  # whoever cannot be reached at all is told so before the screen changes
     except FabrictoolError:
-        if options.url or options.snapshot:
+        if beside is None or options.snapshot:
             raise
         # the clusters and the journal are worth a look by themselves: a gateway's job may wait in a queue
-    return open_things.enter_context(LiveFeed(ask, None if options.url else source))
+    return open_things.enter_context(LiveFeed(ask, beside))

@@ -65,6 +65,16 @@ class OperatorView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Why the newest look at all this failed; what stands here is of the one before."""
 
 
+class Moved(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody else answers now than before."""
+
+    before: str
+    """Who does not, in words."""
+    since: float
+    """Wall time at which that was noticed."""
+    why: str
+
+
 class Sighting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All that a screen is drawn from."""
 
@@ -81,6 +91,8 @@ class Sighting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Why this look was not answered; "": it was."""
     asked: str = ""
     """The gateway or node that the look went to."""
+    moved: Moved | None = None
+    """Why it did not go to another one; None: the first that was asked still answers."""
 
     @property
     def heard(self) -> float:

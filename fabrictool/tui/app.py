@@ -98,6 +98,7 @@ class Top(App[None]):
         Binding("0", "jump(0.0)", show=False, id="top.begin"),
         Binding("dollar_sign", "jump(1.0)", show=False, id="top.end"),
         Binding("q", "quit", "quit", id="top.quit"),
+        Binding("ctrl+c", "quit", show=False, id="top.interrupt"),
     ]
 
     # Wide: where looks come from and go to, and how often.
@@ -196,7 +197,8 @@ class Top(App[None]):
     def _draw(self) -> None:
         view, screen = self.view, self.screen
         if isinstance(screen, TableScreen) and screen.ready and screen.query("#headline"):  # else it is on its way out
-            lines = [view.trouble_line(), self._recording_line(), visible(view.headline()), self._place(view)]
+            lines = [view.trouble_line(), view.moved_line(), self._recording_line(), visible(view.headline())]
+            lines.append(self._place(view))
             if screen.spec.name in OF_THE_OPERATOR:
                 lines.insert(0, view.operator_line())
             screen.set_class(view.stale, "stale")

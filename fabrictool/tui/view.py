@@ -12,7 +12,7 @@ from fabrictool.status.fleet import FleetStatus
 from fabrictool.tui.fleet_rows import fleet_headline
 from fabrictool.tui.history import History
 from fabrictool.tui.problems import Trouble, troubles
-from fabrictool.tui.rows import STALE_S, age_text, headline, passed_text, until_text
+from fabrictool.tui.rows import STALE_S, age_text, headline, passed_text, stamp, until_text
 
 if TYPE_CHECKING:
     from fabrictool.status.documents import Event
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 OPERATOR_STALE_S = 45.0
 """Clusters and journal are asked every quarter of a minute."""
+MOVED_S = 3600.0
+"""So long it is worth a line that somebody else answered before."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,13 @@ class ScreenView:
             return ""
         silent = f" for {self.age_s:.0f} s" if look.live is not None else ""
         return f"! NO ANSWER{silent}: {visible(look.trouble)}; asking again"
+
+    def moved_line(self) -> str:
+        """Who was asked before, since when it does not answer and why; "": nobody, or that is long ago."""
+        moved = self.moment.moved
+        if moved is None or self.now - moved.since > MOVED_S:
+            return ""
+        return visible(f"~ {moved.before} does not answer since {stamp(moved.since, '%H:%M:%SZ')}: {moved.why}")
 
     def operator_line(self) -> str:
         """How old the operator's side is, and why, where that is worth a word."""
