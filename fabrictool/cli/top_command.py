@@ -88,7 +88,7 @@ def _feed(source: Source, options: TopOptions, open_things: ExitStack) -> Feed |
         return Playback(read_recording(options.replay))
     if options.made_up:
         return MadeUpFabric(begun=time.time())
-    hosts = host_pages(options.ssh, source)
+    hosts = host_pages(options.ssh, source) if options.ssh else []
     beside = None if options.url else beside_a_blueprint(source) if hosts else source
     ask = open_things.enter_context(LiveStatus(beside, options.url, key_of(options.key), hosts))
     try:

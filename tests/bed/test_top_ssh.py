@@ -3,6 +3,7 @@
 import os
 import pty
 import signal
+import termios
 
 import pytest
 
@@ -10,7 +11,7 @@ from fabrictool.base.errors import FabrictoolError
 from fabrictool.status.sightings import read_recording
 from fabrictool.tui.view import ScreenView
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.extended]
+pytestmark = pytest.mark.timeout(300)
 
 EAST, WEST = ("a-login", 8071, 8471), ("ing", 8072, 8472)
 
@@ -41,6 +42,7 @@ class Terminal:
         self._fed, self.record = fed, fed.folder / "seen.ndjson"
         self.record.unlink(missing_ok=True)
         self._keys, theirs = pty.openpty()
+        termios.tcsetwinsize(theirs, (36, 120))
         self.process = fed.bed.operator_popen(
             fed.command("top", *words, "--record", str(self.record)),
             env=fed.environment | {"TERM": "xterm-256color"}, cwd=fed.folder,
