@@ -227,6 +227,7 @@ def operator_view(source: Source) -> OperatorView:
             if e.plan == last
         ],
         targets=source.latency_targets,
+        forecasts=dict(overview.forecast),
     )
 
 

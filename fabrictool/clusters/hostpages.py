@@ -105,7 +105,7 @@ class HostPages:
 
 
 def read_pages(text: str) -> list[HostPage]:
-    """What `pages.sh` printed."""
+    """Lines that are none, as of a cut answer or of a chatty start-up file, are passed over."""
     matches = (_LINE.fullmatch(line) for line in text.splitlines())
     return [HostPage(match[1], match[2], _port(match[3] or "")) for match in matches if match]
 

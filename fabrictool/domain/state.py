@@ -10,6 +10,7 @@ import hashlib
 
 import msgspec
 
+from fabrictool.domain.plan import Band, Forecast, Verdict
 from fabrictool.domain.specs import AgentSpec, Phase, UnitSpec
 
 SCHEMA = 1
@@ -58,6 +59,29 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
     summary: str = ""
 
 
+class ModelPromise(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a plan forecasts of a model, as far as a gateway measures it."""
+
+    ttft_p95_s: Band
+    tpot_p95_s: Band
+    slo: Verdict = ""
+    attainment: float | None = None
+    """Share of requests within the SLO; None: nothing was played."""
+
+
+def promises_of(forecast: Forecast) -> dict[str, ModelPromise]:
+    """By model."""
+    return {
+        model.model: ModelPromise(
+            ttft_p95_s=model.ttft_p95_s,
+            tpot_p95_s=model.tpot_p95_s,
+            slo=model.slo,
+            attainment=None if model.replay is None else model.replay.attainment,
+        )
+        for model in forecast.models
+    }
+
+
 class State(msgspec.Struct, frozen=True, kw_only=True):
     """The content of ``state.json``."""
 
@@ -71,6 +95,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """Id of the last plan that was carried out."""
     applied_blueprint: str = ""
     """Digest of what that plan was made of."""
+    forecast: dict[str, ModelPromise] | msgspec.UnsetType = msgspec.UNSET
+    """Model → what that plan forecasts of it, to be held against what is measured; not written before there is one."""
     applied_units: dict[str, Applied] = {}
     """Address → what the last approved plan wants there: what `reconcile` heals to."""
     generations: dict[str, int] = {}

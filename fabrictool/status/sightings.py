@@ -11,6 +11,7 @@ import msgspec
 
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.base.files import file_error
+from fabrictool.domain.state import ModelPromise
 from fabrictool.status.documents import GatewayStatus
 from fabrictool.status.fleet import FleetStatus, LiveDocument
 
@@ -61,6 +62,8 @@ class OperatorView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Of the last apply, oldest first."""
     targets: dict[str, tuple[float | None, float | None]] = {}
     """Model → seconds to the first token and for each further one that its SLO allows."""
+    forecasts: dict[str, ModelPromise] = {}
+    """Model → what the last apply's plan forecasts of it."""
     trouble: str = ""
     """Why the newest look at all this failed; what stands here is of the one before."""
 

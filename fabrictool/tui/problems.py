@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from fabrictool.base.text import visible
 from fabrictool.domain.address import Address
 from fabrictool.status.fleet import NEEDS_SOMEBODY
-from fabrictool.tui.rows import LEVELS, PART, Level, seconds_text
+from fabrictool.tui.rows import FEW, LEVELS, PART, Level, seconds_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from fabrictool.domain.state import ModelPromise
     from fabrictool.status.documents import GatewayStatus, ModelRow, ServiceRow
     from fabrictool.status.sightings import OperatorView, Sighting, UnitView
     from fabrictool.tui.history import History
@@ -73,6 +74,19 @@ def missed_targets(model: ModelRow, targets: tuple[float | None, float | None]) 
         for name, value, target in measured
         if value is not None and target is not None and value > target
     ]
+
+
+def beyond_forecast(model: ModelRow, promise: ModelPromise | None) -> tuple[bool, bool]:
+    """Whether the measured times to the first token, and for each further one, are above the forecast's band; of few
+    answers nothing can be said.
+    """
+    if promise is None or model.samples < FEW:
+        return False, False
+    ttft, tpot = model.ttft_p95_s, model.tpot_p95_s
+    return (
+        ttft is not None and ttft > promise.ttft_p95_s.high,
+        tpot is not None and tpot > promise.tpot_p95_s.high,
+    )
 
 
 def _of_models(gateway: GatewayStatus, operator: OperatorView | None, history: History) -> Iterator[Trouble]:

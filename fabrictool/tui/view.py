@@ -71,7 +71,7 @@ class ScreenView:
             return fleet_headline(live, told)
         lines = headline(live, told).splitlines()
         if isinstance(live, GatewayStatus):
-            lines[1:] = [self._figures(live), *self._second_opinion(live)]
+            lines[1:] = [self._figures(live)]
         return "\n".join(lines)
 
     def _figures(self, gateway: GatewayStatus) -> str:
@@ -90,15 +90,6 @@ class ScreenView:
             f"next end {until_text(min(ends), self.there)}" if ends else "",
         ]
         return "   ".join(filter(None, parts))
-
-    def _second_opinion(self, gateway: GatewayStatus) -> list[str]:
-        """What the mesh's other hubs hold, where they were asked."""
-        fleet = self.moment.fleet
-        if fleet is None:
-            return []
-        same = fleet.root == gateway.registry_root
-        others = sum(member.role == "gateway" and member.state == "serving" for member in fleet.members)
-        return [] if same or others < 2 else ["the mesh's map changed between two looks: views differ for a moment"]
 
     def trouble_line(self) -> str:
         """Why there is no news, for how long, and that it is not over; "": there is."""
