@@ -450,7 +450,8 @@ def test_an_apply_without_changes_is_the_last_that_was_applied(bench, tmp_path):
 def test_what_was_forecast_is_kept_to_be_held_against_what_is_measured(bench, tmp_path):
     band = Band(0.5, 0.4, 0.6)
     tiny = ModelForecast(
-        model="tiny", replicas=1, utilisation=0.5, served=1.0, ttft_p95_s=band, tpot_p95_s=band, e2e_p95_s=band, slo="meets"
+        model="tiny", replicas=1, utilisation=0.5, served=1.0, ttft_p95_s=band, tpot_p95_s=band, e2e_p95_s=band,
+        slo="meets",
     )  # fmt: skip
     cluster = FakeCluster(**{operation(1): "running"})
     cluster.spec = lambda _: SPEC
