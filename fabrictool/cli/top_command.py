@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError, UsageError
 from fabrictool.base.files import file_error
+from fabrictool.base.settings import Settings
 from fabrictool.cli.live import LiveFeed, LiveStatus, key_of
 from fabrictool.cli.output import data, say
 from fabrictool.cli.ssh_hosts import beside_a_blueprint, host_pages
@@ -48,14 +49,18 @@ def show_top(source: Source, options: TopOptions) -> int:
     ------
     FabrictoolError
         FT5201, FT5202 nobody answers, where there is nothing else to show; FT43xx a recording cannot be read or
-        written, FT5206 it is none; FT9011 there is no terminal.
+        written, FT5206 it is none; FT5209 a keymap means nothing; FT9011 there
+        is no terminal.
     """
     from fabrictool.tui.app import run, snapshot
     from fabrictool.tui.feeds import Playback
+    from fabrictool.tui.keymap import read_keymap
 
     if not options.snapshot and not on_a_terminal():
         message = "`top` needs a terminal for its input and its output"
         raise UsageError.of("FT9011", message, hint="--snapshot prints one screen as text")
+    path = None if options.snapshot else Settings.from_environment().keymap_path
+    keymap = read_keymap(path) if path is not None else {}
     with ExitStack() as open_things:
         feed = _feed(source, options, open_things)
         if options.snapshot:
@@ -65,11 +70,11 @@ def show_top(source: Source, options: TopOptions) -> int:
             data(snapshot(feed, (size.columns, size.lines), options.screen))
             return 0
         if options.record is None:
-            run(feed, options.interval_s, screen=options.screen)
+            run(feed, options.interval_s, screen=options.screen, keymap=keymap)
             return 0
         try:
             with options.record.open("ab") as file:
-                run(feed, options.interval_s, record=file, screen=options.screen)
+                run(feed, options.interval_s, record=file, screen=options.screen, keymap=keymap)
         except OSError as error:
             raise file_error(error, options.record) from error
         say(f"recorded to {options.record}; `fabrictool top --replay {options.record}` shows it")
