@@ -14,6 +14,7 @@ import msgspec
 
 from fabrictool.base.aside import begun
 from fabrictool.base.errors import FabrictoolError, UnreachableError, UsageError
+from fabrictool.cli.output import octets_text
 from fabrictool.cli.watching import gateway_url
 from fabrictool.status.client import NoFleetError, StatusUnavailableError, fetch, fetch_fleet
 from fabrictool.status.documents import AgentStatus, GatewayStatus
@@ -21,6 +22,7 @@ from fabrictool.status.sightings import JournalLine, Moved, OperatorView, Sighti
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from fabrictool.cli.source import Source
     from fabrictool.clusters.hostpages import HostPages
@@ -32,6 +34,8 @@ ANSWER_S, WHOLE_ANSWER_S = 3.0, 8.0
 FLEET_S, OPERATOR_S = 5.0, 15.0
 """Between two looks at the mesh, and at what clusters and journal say: these ask login nodes."""
 LOG_LINES = 500
+LEAST_FREE = 1 << 20
+"""Octets that a journal and the state have room in."""
 CLOSE_S = 5.0
 """For connections to end; one that does not is left to end with its process."""
 
@@ -220,7 +224,7 @@ def operator_view(source: Source) -> OperatorView:
         units=[UnitView(**{name: unit[name] for name in known if name in unit}) for unit in overview.units],
         unknown=overview.unknown,
         drift=overview.drift,
-        warnings=overview.warnings,
+        warnings=[*overview.warnings, *_full_disk(fabric.folder.path)],
         journal=[
             JournalLine(at=e.at, plan=e.plan, kind=e.kind, address=e.address, action=e.action, text=e.text)
             for e in entries
@@ -228,6 +232,20 @@ def operator_view(source: Source) -> OperatorView:
         ],
         targets=source.latency_targets,
         forecasts=dict(overview.forecast),
+    )
+
+
+def _full_disk(folder: Path) -> list[str]:
+    """Nothing can be applied then, and nothing else shows it before somebody needs it."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return []
+    free = found.f_bavail * found.f_frsize
+    return (
+        [f"{octets_text(free)} free where the state is ({folder}): no apply can write there"]
+        if free < LEAST_FREE
+        else []
     )
 
 

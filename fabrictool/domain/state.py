@@ -70,7 +70,7 @@ class ModelPromise(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 def promises_of(forecast: Forecast) -> dict[str, ModelPromise]:
-    """By model."""
+    """Model → what is kept of its forecast."""
     return {
         model.model: ModelPromise(
             ttft_p95_s=model.ttft_p95_s,

@@ -45,8 +45,8 @@ class Trouble:
 
     @property
     def key(self) -> str:
-        """The same in each look at it, wherever it stands; of drift its sentence is all that there is."""
-        return PART.join((self.subject, self.what, *([self.why] if self.what == "drift" else [])))
+        """The same in each look at it, wherever it stands; of a sentence it is all that there is."""
+        return PART.join((self.subject, self.what, *([self.why] if self.what in ("drift", "warning") else [])))
 
 
 def troubles(look: Sighting, history: History, now: float) -> list[Trouble]:
@@ -197,6 +197,8 @@ def _of_operator(operator: OperatorView, told: set[str]) -> Iterator[Trouble]:
             continue
         level: Level = "worth a look" if unit.state in WAITING_STATES else "bad"
         yield Trouble(name, level, unit.state, None, unit.detail, logs_command(unit.address))
+    for text in operator.warnings:
+        yield Trouble("operator", "worth a look", "warning", None, text, "fabrictool doctor")
     for text in operator.drift:
         yield Trouble("drift", "worth a look", "drift", None, text, "fabrictool plan")
 

@@ -1,15 +1,11 @@
 """`top` through SSH to a login node: no port of a gateway's pages is open, and one gateway is killed meanwhile."""
 
-import os
-import pty
 import signal
-import termios
 
 import pytest
 
-from fabrictool.base.errors import FabrictoolError
-from fabrictool.status.sightings import read_recording
 from fabrictool.tui.view import ScreenView
+from tests.bed.terminal import Terminal
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -33,47 +29,6 @@ def seen(make_federation):
     fed.write(clusters, {"tiny": model}, gateway=None, gateways=gateways)
     fed.up()
     return fed
-
-
-class Terminal:
-    """`top` in a terminal of its own on the operator's machine, what it sees recorded."""
-
-    def __init__(self, fed, *words):
-        self._fed, self.record = fed, fed.folder / "seen.ndjson"
-        self.record.unlink(missing_ok=True)
-        self._keys, theirs = pty.openpty()
-        termios.tcsetwinsize(theirs, (36, 120))
-        self.process = fed.bed.operator_popen(
-            fed.command("top", *words, "--record", str(self.record)),
-            env=fed.environment | {"TERM": "xterm-256color"}, cwd=fed.folder,
-            stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
-        )  # fmt: skip
-        os.close(theirs)
-        os.set_blocking(self._keys, False)
-
-    def looks(self):
-        try:
-            while os.read(self._keys, 65536):
-                pass
-        except OSError:
-            pass
-        try:
-            return read_recording(self.record)
-        except FabrictoolError:
-            return []
-
-    def press(self, key):
-        os.write(self._keys, key)
-
-    def end(self):
-        """By Ctrl-C; its exit status."""
-        self.press(b"\x03")
-        try:
-            self._fed.wait("it does not end", lambda: (self.looks(), self.process.poll())[1] is not None)
-        finally:
-            self.process.kill()
-            os.close(self._keys)
-        return self.process.wait()
 
 
 def ssh_clients(fed):
