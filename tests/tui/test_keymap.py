@@ -1,5 +1,7 @@
 """The operator's own keys: read with a place for each mistake, in force on every screen, and listed."""
 
+from pathlib import Path
+
 import pytest
 
 from fabrictool.base.errors import FabrictoolError
@@ -93,6 +95,8 @@ def test_every_action_is_on_the_page_of_keys():
     known = keys_of(Top, TableScreen, LogScreen)
     told = {name for name in known if f"{{{name}}}" in PAGE + REPLAY_PAGE}
     assert set(known) - told == {"interrupt", "back"}, "Ctrl-C and esc are known to all"
+    how_to = (Path(__file__).parents[2] / "docs/how-to/watch-a-fabric.md").read_text()
+    assert [name for name in known if f"`{name}`" not in how_to] == []
     usual = key_lines(known, replay=False)
     assert max(map(len, usual)) <= 76
 
