@@ -91,7 +91,8 @@ class LiveStatus:
             return document
         except FabrictoolError as error:
             if self._heard and self._lost is None:
-                self._lost = Moved(before=self._heard, since=time.time(), why=error.problems[0].message)
+                why = error.problems[0].message.removeprefix(f"no status from {self.url}: ")
+                self._lost = Moved(before=self._heard, since=time.time(), why=why)
             self._way.close()
             self.url = self._given
             raise
