@@ -91,8 +91,7 @@ class LiveStatus:
             return document
         except FabrictoolError as error:
             if self._heard and self._lost is None:
-                why = error.problems[0].message.removeprefix(f"no status from {self.url}: ")
-                self._lost = Moved(before=self._heard, since=time.time(), why=why)
+                self._lost = Moved(before=self._heard, since=time.time(), why=error.problems[0].message)
             self._way.close()
             self.url = self._given
             raise
@@ -239,10 +238,10 @@ def operator_view(source: Source) -> OperatorView:
 def _full_disk(folder: Path) -> list[str]:
     """Nothing can be applied then, and nothing else shows it before somebody needs it."""
     try:
-        found = os.statvfs(folder)
+        room = os.statvfs(folder)
     except OSError:
         return []
-    free = found.f_bavail * found.f_frsize
+    free = room.f_bavail * room.f_frsize
     return (
         [f"{octets_text(free)} free where the state is ({folder}): no apply can write there"]
         if free < LEAST_FREE

@@ -181,7 +181,7 @@ class Top(App[None]):
     def _draw(self) -> None:
         view, screen = self.view, self.screen
         if isinstance(screen, TableScreen) and screen.ready and screen.query("#headline"):  # else it is on its way out
-            lines = [view.trouble_line(), view.moved_line(), self._recording_line(), visible(view.headline())]
+            lines = [view.trouble_line() or view.moved_line(), self._recording_line(), visible(view.headline())]
             lines.append(self._place(view))
             if screen.spec.name in OF_THE_OPERATOR:
                 lines.insert(0, view.operator_line())

@@ -13,6 +13,9 @@ REPLICAS = {"a": "tiny/0", "b": "tiny/1"}
 """Cluster → the replica that is pinned there."""
 LASTING = ("clock", "full_disk", "drained", "hold", "qos", "stopped_agent")
 """Faults that can be seen until they end; what the others broke is healed meanwhile."""
+OTHER_ROWS = ("ends soon", "certificate", "slow", "flapping")
+"""Of a replica, and of no fault of these."""
+CLOCKS_S = 1.0
 PASSING = ("resets",)
 """Connections that break are opened again: mostly there is nothing to see."""
 
@@ -27,21 +30,29 @@ class Fault:
     hits: bool = True
     ended: float = 0.0
 
-    def shown_by(self, trouble):
+    def shown_by(self, trouble, look):
+        """What stood there before it does not count."""
         if self.name == "clock":
             return trouble.what == "warning" and f"clock of {self.cluster}'s" in trouble.why
         if self.name == "full_disk":
             return trouble.what == "warning" and "where the state is" in trouble.why
-        return trouble.subject == REPLICAS[self.cluster]
+        if trouble.subject != REPLICAS[self.cluster] or trouble.what in OTHER_ROWS:
+            return False
+        if self.name == "hold":
+            return "held" in trouble.why
+        if trouble.what in ("lost", "missing"):
+            return trouble.since is not None and trouble.since >= self.begun - CLOCKS_S
+        return look.operator is not None and look.operator.at >= self.begun
 
     def shown_in(self, looks):
         """Positions of the looks at which a row tells of it, when it was to be seen."""
-        return [
-            at
-            for at, look in enumerate(looks)
-            if self.begun <= look.at <= (self.ended or look.at)
-            and any(self.shown_by(trouble) for trouble in ScreenView(look, look.at, History()).troubles)
-        ]
+        history, found = History(), []
+        for at, look in enumerate(looks):
+            history.add(look)
+            if self.begun <= look.at <= (self.ended or look.at):
+                view = ScreenView(look, look.at, history)
+                found += [at] if any(self.shown_by(trouble, look) for trouble in view.troubles) else []
+        return found
 
 
 def replayed(path, faults):
@@ -60,7 +71,7 @@ def replayed(path, faults):
                 app.action_step(found[0] - replay.at)
                 for _ in range(4):
                     await pilot.pause()
-                trouble = next(trouble for trouble in app.view.troubles if fault.shown_by(trouble))
+                trouble = next(trouble for trouble in app.view.troubles if fault.shown_by(trouble, replay.moment))
                 begin = f" {trouble.subject} "
                 mine = [line for line in app.as_text().splitlines() if line.startswith(begin) and trouble.what in line]
                 lines[number] = mine[0] if mine else ""
