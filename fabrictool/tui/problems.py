@@ -129,7 +129,10 @@ def _of_nodes(gateway: GatewayStatus, units: dict[str, UnitView], history: Histo
     missing = [replica for model in gateway.models for replica in model.missing]
     for replica in missing:
         unit = units.get(replica)
-        why = f"{unit.state}: {unit.detail}" if unit is not None else "planned, and no node serves or loads it"
+        why = "planned, and no node serves or loads it"
+        if unit is not None:
+            before = "no node serves it; its cluster said last: " if unit.state == "running" else ""
+            why = f"{before}{unit.state}: {unit.detail}"
         waits = unit is not None and unit.state in WAITING_STATES
         level: Level = "worth a look" if waits else "bad"
         yield Trouble(replica, level, "missing", history.since(replica), why, _logs(replica) if unit else HEAL)

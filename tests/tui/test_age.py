@@ -287,3 +287,11 @@ def test_a_full_disk_under_the_state_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(live, "LEAST_FREE", 1 << 60)
     (said,) = live._full_disk(tmp_path)
     assert f"free where the state is ({tmp_path}): no apply can write there" in said
+
+
+def test_of_a_replica_that_is_missing_the_older_word_of_its_cluster_is_said_as_such():
+    llama = msgspec.structs.replace(gateway().models[0], missing=["llama/0", "llama/9"])
+    look = msgspec.structs.replace(SEEN, live=gateway(models=[llama]))
+    whys = {trouble.subject: trouble.why for trouble in ScreenView(look, NOW).troubles if trouble.what == "missing"}
+    assert whys["llama/0"].startswith("no node serves it; its cluster said last: running")
+    assert whys["llama/9"] == "planned, and no node serves or loads it"
