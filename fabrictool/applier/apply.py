@@ -31,7 +31,7 @@ from fabrictool.clusters.protocol import NewUnit
 from fabrictool.domain.observed import LIVING, generation, lives
 from fabrictool.domain.plan import spec_digest
 from fabrictool.domain.specs import DEFAULT_LOADER, AgentSpec, GatewaySpec
-from fabrictool.domain.state import Applied, Placed, load_key, operation_id
+from fabrictool.domain.state import Applied, Placed, load_key, operation_id, promises_of
 from fabrictool.planner.healing import WINDOW_S
 from fabrictool.planner.succession import KEPT, lead_s, preparable
 from fabrictool.state.controllers import check_controller
@@ -225,11 +225,12 @@ class _Run:
         if not self._heals:
             wanted = self._state.applied_units
             self._forget(lambda unit: unit.address not in wanted)  # a crash came between an end and that
-            situation = self._plan.situation
+            plan = self._plan
             self.remember(
-                applied_plan=self._plan.id,
-                applied_blueprint=self._plan.blueprint_digest,
-                applied_situation="" if isinstance(situation, msgspec.UnsetType) else situation,
+                applied_plan=plan.id,
+                applied_blueprint=plan.blueprint_digest,
+                applied_situation="" if isinstance(plan.situation, msgspec.UnsetType) else plan.situation,
+                forecast=promises_of(plan.forecast) or msgspec.UNSET,
             )
         self.note("end")
         if not self._heals:

@@ -30,6 +30,11 @@ class Settings:
     cache_dir: str = _setting(
         "FABRICTOOL_CACHE_DIR", "~/.cache/fabrictool", "What can be made again: dequantised weights."
     )
+    keymap: str = _setting(
+        "FABRICTOOL_KEYMAP",
+        "~/.config/fabrictool/keymap.yaml",
+        "Keys of `fabrictool top`, by action; without the file they are those that `?` lists.",
+    )
     log_level: str = _setting(
         "FABRICTOOL_LOG", "warning", "Level of the log lines on stderr: debug, info, warning or error."
     )
@@ -45,6 +50,12 @@ class Settings:
     def state_path(self) -> Path:
         """`state_dir`, absolute: units leave the folder in which they were started; raises FT4303."""
         return _absolute(self.state_dir, "FABRICTOOL_STATE_DIR")
+
+    @property
+    def keymap_path(self) -> Path | None:
+        """`keymap`, absolute; None: it was not set, and the usual file is not there. Raises FT4303."""
+        path = _absolute(self.keymap, "FABRICTOOL_KEYMAP")
+        return path if self.keymap != Settings().keymap or path.exists() else None
 
     @property
     def cache_path(self) -> Path:

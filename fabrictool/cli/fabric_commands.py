@@ -20,6 +20,7 @@ from fabrictool.cli.options import (
     OverlayOption,
     PolicyOption,
     ScenarioOption,
+    SshOption,
     StepOption,
     YesOption,
     seconds,
@@ -442,6 +443,7 @@ def events(
 # Wide: each is an option.
 def top(
     url: Annotated[str, typer.Argument(help="URL of a gateway or an agent; default: the blueprint's gateway.")] = "",
+    ssh: SshOption = None,
     blueprint: BlueprintOption = None,
     inventory: InventoryOption = None,
     key: KeyOption = "",
@@ -471,13 +473,15 @@ def top(
     from fabrictool.cli.watching import require_tui
 
     _refuse(
-        "--replay and --demo show no fabric: no URL, --key or --record with them",
-        (replay or made_up) and (url or key or record),
+        "--replay and --demo show no fabric: no URL, --ssh, --key or --record with them",
+        (replay or made_up) and (url or ssh or key or record),
     )
+    _refuse("either a URL or --ssh", url and ssh)
     _refuse("either --replay or --demo", replay and made_up)
     _refuse("--snapshot ends after a look: nothing to record", snapshot and record)
     require_tui()
-    options = TopOptions(url, key, interval, screen.value, record, replay, made_up=made_up, snapshot=snapshot)
+    hosts = tuple(ssh or ())
+    options = TopOptions(url, hosts, key, interval, screen.value, record, replay, made_up=made_up, snapshot=snapshot)
     return show_top(Source(blueprint, inventory, lenient=True), options)
 
 

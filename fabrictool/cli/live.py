@@ -1,4 +1,4 @@
-"""Who ``top`` asks, again and again: a URL, or the fabric's gateway wherever it is now."""
+"""Who ``top`` asks, again and again: a URL, hosts that it logs in to, or the fabric's gateway wherever it is now."""
 
 from __future__ import annotations
 
@@ -13,16 +13,20 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import msgspec
 
 from fabrictool.base.aside import begun
-from fabrictool.base.errors import FabrictoolError, UsageError
+from fabrictool.base.errors import FabrictoolError, UnreachableError, UsageError
+from fabrictool.cli.output import octets_text
 from fabrictool.cli.watching import gateway_url
 from fabrictool.status.client import NoFleetError, StatusUnavailableError, fetch, fetch_fleet
 from fabrictool.status.documents import AgentStatus, GatewayStatus
-from fabrictool.status.sightings import JournalLine, OperatorView, Sighting, UnitView
+from fabrictool.status.sightings import JournalLine, Moved, OperatorView, Sighting, UnitView
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from fabrictool.cli.source import Source
+    from fabrictool.clusters.hostpages import HostPages
+    from fabrictool.status.documents import StatusDocument
     from fabrictool.status.fleet import FleetStatus, LiveDocument
 
 ANSWER_S, WHOLE_ANSWER_S = 3.0, 8.0
@@ -30,27 +34,45 @@ ANSWER_S, WHOLE_ANSWER_S = 3.0, 8.0
 FLEET_S, OPERATOR_S = 5.0, 15.0
 """Between two looks at the mesh, and at what clusters and journal say: these ask login nodes."""
 LOG_LINES = 500
+LEAST_FREE = 1 << 20
+"""Octets that a journal and the state have room in."""
+CLOSE_S = 5.0
+"""For connections to end; one that does not is left to end with its process."""
 
 
 class LiveStatus:
     """Ask by calling it; to be used as a context.
 
     After a question that was not answered the gateway is looked for anew: it may have been replaced, or the way to it
-    through a login node may have been cut.
+    through a login node may have been cut. `hosts` are looked at in their order, and before what `source` knows.
     """
 
-    def __init__(self, source: Source, url: str, key: str) -> None:
+    def __init__(self, source: Source | None, url: str, key: str, hosts: Sequence[HostPages] = ()) -> None:
         self._source = source
         self._given = url
         self._key = key
+        self._hosts = hosts
         self.url = url
+        self.moved: Moved | None = None
+        """Why it is not the one before who answers."""
+        self._heard = ""
+        """Who answered last, in words."""
+        self._lost: Moved | None = None
+        """Who did not answer since; it is not known yet who does."""
         self._way = ExitStack()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """A connection that is being opened holds nobody up: it ends with this process."""
+        with contextlib.suppress(TimeoutError):
+            begun(self._close).result(CLOSE_S)
+
+    def _close(self) -> None:
         self._way.close()
+        for host in self._hosts:
+            host.close()
 
     def __call__(self) -> LiveDocument:
         """The document, of an agent what it knows of the fleet.
@@ -59,17 +81,47 @@ class LiveStatus:
         """
         try:
             if not self.url:
-                self.url = self._way.enter_context(gateway_url(self._source))
+                self.url = self._found()
             url = self.url
             document = in_time(lambda: fetch(url, timeout_s=ANSWER_S, key=self._key), url)
+            self._hear(_named(document))
             if isinstance(document, AgentStatus):
                 with contextlib.suppress(NoFleetError):  # of an earlier release: its own document is all that it has
                     return in_time(lambda: fetch_fleet(url, timeout_s=ANSWER_S), url)
             return document
-        except FabrictoolError:
+        except FabrictoolError as error:
+            if self._heard and self._lost is None:
+                self._lost = Moved(before=self._heard, since=time.time(), why=error.problems[0].message)
             self._way.close()
             self.url = self._given
             raise
+
+    def _found(self) -> str:
+        refusal: FabrictoolError | None = None
+        for host in self._hosts:
+            try:
+                return self._way.enter_context(host.page())
+            except FabrictoolError as error:
+                refusal = refusal or error
+                if not self._heard and self._lost is None:
+                    self._lost = Moved(before=host.name, since=time.time(), why=error.problems[0].message)
+        if self._source is not None:
+            try:
+                return self._way.enter_context(gateway_url(self._source))
+            except FabrictoolError as error:
+                refusal = refusal or error
+        raise refusal or UnreachableError.of("FT5202", "nobody was named who could be asked")
+
+    def _hear(self, who: str) -> None:
+        if who != self._heard:
+            self.moved = self._lost
+        self._heard, self._lost = who, None
+
+
+def _named(document: StatusDocument) -> str:
+    if isinstance(document, AgentStatus):
+        return f"the agent of {document.replica or document.node}"
+    return f"the gateway {document.listen}" if document.listen else f"the hub {document.mesh}"
 
 
 _T = TypeVar("_T")
@@ -114,7 +166,12 @@ class LiveFeed:
         except FabrictoolError as error:
             trouble = error.problems[0].message
             return Sighting(
-                at=time.time(), fleet=self._fleet, operator=self._operator, trouble=trouble, asked=self._ask.url
+                at=time.time(),
+                fleet=self._fleet,
+                operator=self._operator,
+                trouble=trouble,
+                asked=self._ask.url,
+                moved=self._ask.moved,
             )
         now = time.time()
         url = self._ask.url
@@ -122,7 +179,7 @@ class LiveFeed:
             self._fleet_at = now
             with contextlib.suppress(FabrictoolError):  # a page for clients shows nothing of the mesh
                 self._fleet = in_time(lambda: fetch_fleet(url, timeout_s=ANSWER_S), url)
-        return Sighting(at=now, live=live, fleet=self._fleet, operator=self._operator, asked=url)
+        return Sighting(at=now, live=live, fleet=self._fleet, operator=self._operator, asked=url, moved=self._ask.moved)
 
     def log(self, address: str) -> list[str]:
         """Raises FT9005 for what does not run, and what the cluster raises."""
@@ -167,13 +224,28 @@ def operator_view(source: Source) -> OperatorView:
         units=[UnitView(**{name: unit[name] for name in known if name in unit}) for unit in overview.units],
         unknown=overview.unknown,
         drift=overview.drift,
-        warnings=overview.warnings,
+        warnings=[*overview.warnings, *_full_disk(fabric.folder.path)],
         journal=[
             JournalLine(at=e.at, plan=e.plan, kind=e.kind, address=e.address, action=e.action, text=e.text)
             for e in entries
             if e.plan == last
         ],
         targets=source.latency_targets,
+        forecasts=dict(overview.forecast),
+    )
+
+
+def _full_disk(folder: Path) -> list[str]:
+    """Nothing can be applied then, and nothing else shows it before somebody needs it."""
+    try:
+        room = os.statvfs(folder)
+    except OSError:
+        return []
+    free = room.f_bavail * room.f_frsize
+    return (
+        [f"{octets_text(free)} free where the state is ({folder}): no apply can write there"]
+        if free < LEAST_FREE
+        else []
     )
 
 

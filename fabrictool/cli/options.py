@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fabrictool.cli import completing
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -53,6 +55,15 @@ ScenarioOption = Annotated[str | None, typer.Option(help="Scenario of the bluepr
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 KeyOption = Annotated[
     str, typer.Option(metavar="REFERENCE", help="Key for a gateway that has keys, such as secret://env/NAME.")
+]
+SshOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="CLUSTER|[USER@]HOST[:PORT]",
+        help="Ask a gateway or an agent on that host, through SSH; a cluster of the inventory, or a host that your"
+        " `ssh` knows. Repeated: the next one when nobody answers there.",
+        autocompletion=completing.clusters,
+    ),
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 PolicyOption = Annotated[

@@ -10,6 +10,7 @@ import hashlib
 
 import msgspec
 
+from fabrictool.domain.plan import Band, Forecast, Verdict
 from fabrictool.domain.specs import AgentSpec, Phase, UnitSpec
 
 SCHEMA = 1
@@ -58,6 +59,29 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
     summary: str = ""
 
 
+class ModelPromise(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a plan forecasts of a model, as far as a gateway measures it."""
+
+    ttft_p95_s: Band
+    tpot_p95_s: Band
+    slo: Verdict = ""
+    attainment: float | None = None
+    """Share of requests within the SLO; None: nothing was played."""
+
+
+def promises_of(forecast: Forecast) -> dict[str, ModelPromise]:
+    """Model → what is kept of its forecast."""
+    return {
+        model.model: ModelPromise(
+            ttft_p95_s=model.ttft_p95_s,
+            tpot_p95_s=model.tpot_p95_s,
+            slo=model.slo,
+            attainment=None if model.replay is None else model.replay.attainment,
+        )
+        for model in forecast.models
+    }
+
+
 class State(msgspec.Struct, frozen=True, kw_only=True):
     """The content of ``state.json``."""
 
@@ -73,6 +97,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of what that plan was made of."""
     applied_situation: str = ""
     """The same with the clusters and nodes that were there; "": it placed nothing."""
+    forecast: dict[str, ModelPromise] | msgspec.UnsetType = msgspec.UNSET
+    """Model → what that plan forecasts of it, to be held against what is measured; not written before there is one."""
     applied_units: dict[str, Applied] = {}
     """Address → what the last approved plan wants there: what `reconcile` heals to."""
     generations: dict[str, int] = {}

@@ -34,7 +34,12 @@ _PREFIX = b"fabrictool observation v1\n"
 def sign_bundle(evidence: Evidence, root: Credential) -> bytes:
     """The file; what was applied is left out, for planning does not read it."""
     memory = msgspec.structs.replace(
-        evidence.state, lineage=evidence.lineage, applied_units={}, applied_plan="", applied_blueprint=""
+        evidence.state,
+        lineage=evidence.lineage,
+        applied_units={},
+        applied_plan="",
+        applied_blueprint="",
+        forecast=msgspec.UNSET,
     )
     return signed({"api": BUNDLE_API, **msgspec.to_builtins(msgspec.structs.replace(evidence, state=memory))}, root)
 

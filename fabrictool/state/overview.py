@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from fabrictool.base.errors import Problem
     from fabrictool.domain.observed import Observed, ObservedUnit
-    from fabrictool.domain.state import Applied, State
+    from fabrictool.domain.state import Applied, ModelPromise, State
     from fabrictool.state.fabric import Fabric
 
 
@@ -49,6 +49,8 @@ class Overview:
     """Model → replicas that were applied last."""
     gateways: dict[str, GatewayStatus]
     """By name, what each gateway that answers says."""
+    forecast: Mapping[str, ModelPromise]
+    """Model → what the last plan forecasts of it."""
     starts: list[dict[str, Any]]
     """What the last starts took: a row for each model, cluster and loader."""
 
@@ -83,6 +85,7 @@ def overview_of(fabric: Fabric, blueprint_digest: str, *, now: float, patient: b
             Counter(s.model for s in (u.spec for u in applied.values()) if isinstance(s, AgentSpec) and not s.is_extra)
         ),
         _gateway_documents(fabric, observed),
+        evidence.state.forecast or {},
         _start_rows(evidence.state),
     )
 

@@ -11,6 +11,7 @@ import msgspec
 
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.base.files import file_error
+from fabrictool.domain.state import ModelPromise
 from fabrictool.status.documents import GatewayStatus
 from fabrictool.status.fleet import FleetStatus, LiveDocument
 
@@ -61,8 +62,20 @@ class OperatorView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Of the last apply, oldest first."""
     targets: dict[str, tuple[float | None, float | None]] = {}
     """Model → seconds to the first token and for each further one that its SLO allows."""
+    forecasts: dict[str, ModelPromise] = {}
+    """Model → what the last apply's plan forecasts of it."""
     trouble: str = ""
     """Why the newest look at all this failed; what stands here is of the one before."""
+
+
+class Moved(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody else answers now than before."""
+
+    before: str
+    """Who does not, in words."""
+    since: float
+    """Wall time at which that was noticed."""
+    why: str
 
 
 class Sighting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -81,6 +94,8 @@ class Sighting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Why this look was not answered; "": it was."""
     asked: str = ""
     """The gateway or node that the look went to."""
+    moved: Moved | None = None
+    """Why it did not go to another one; None: the first that was asked still answers."""
 
     @property
     def heard(self) -> float:

@@ -8,6 +8,7 @@ import io
 import select
 import sys
 import time
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.console import Console
@@ -21,6 +22,7 @@ from fabrictool.status.sightings import Sighting, encode_sighting
 from fabrictool.tui.details import Subject, lines_about, subject_of
 from fabrictool.tui.feeds import Playback
 from fabrictool.tui.history import KEPT_S, History
+from fabrictool.tui.keys import PREFIX, key_lines, key_words, keys_of
 from fabrictool.tui.rows import stamp
 from fabrictool.tui.screens.table import TableScreen
 from fabrictool.tui.screens.text import LogScreen, TextScreen
@@ -28,7 +30,7 @@ from fabrictool.tui.tables import TABLES
 from fabrictool.tui.view import ScreenView
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from typing import BinaryIO
 
     from textual.binding import BindingType
@@ -42,29 +44,7 @@ OF_THE_OPERATOR = ("jobs", "plan")
 """Screens that show what the clusters and the journal say."""
 NAMES = [spec.name for spec in TABLES]
 SCREENS = [*NAMES, "logs"]
-REPLAY_KEYS = """replay
-  , .      a look back, forth
-  < >      thirty looks back, forth
-  0        to its begin, $ to its end"""
-HELP = """screens
-  1 overview   what needs somebody: who, since when, why, what to type; clusters
-  2 models     replicas, latencies, SLO, rates
-  3 nodes      engines, load, ends of allocations
-  4 jobs       units in the words of their schedulers
-  5 mesh       members, who suspects whom, certificates
-  6 events     what happened, newest first
-  7 plan       what the last apply did, and what has drifted since
-  8 logs       of the row that was chosen last
-
-rows
-  enter d  all about it       l  its log          y  copy the command to type
-  /        filter: words, !not, ~fzzy             esc  clear, back
-  s S      sort by the next column, turn it       space  mark, for y
-
-  :        go: `:jobs`, `:llama-70b`              ctrl+p  palette
-  z        compact                                ?  this page      q  quit
-
-No key changes anything of the fabric: y gives the command that would."""
+NO_KEYMAP: Mapping[str, str] = MappingProxyType({})
 
 
 class Top(App[None]):
@@ -98,6 +78,7 @@ class Top(App[None]):
         Binding("0", "jump(0.0)", show=False, id="top.begin"),
         Binding("dollar_sign", "jump(1.0)", show=False, id="top.end"),
         Binding("q", "quit", "quit", id="top.quit"),
+        Binding("ctrl+c", "quit", show=False, id="top.interrupt"),
     ]
 
     # Wide: where looks come from and go to, and how often.
@@ -109,8 +90,12 @@ class Top(App[None]):
         clock: Callable[[], float] = time.time,
         record: BinaryIO | None = None,
         shown: str = "overview",
+        keymap: Mapping[str, str] = NO_KEYMAP,
     ) -> None:
         super().__init__()
+        self._keys = keys_of(Top, TableScreen, LogScreen) | dict(keymap)
+        """Action → its keys."""
+        self.set_keymap({f"{PREFIX}{name}": keys for name, keys in keymap.items()})
         self._feed, self._interval, self._clock, self._record = feed, interval_s, clock, record
         self._history = History()
         self._moment = Sighting(at=clock(), asked="…")
@@ -196,7 +181,8 @@ class Top(App[None]):
     def _draw(self) -> None:
         view, screen = self.view, self.screen
         if isinstance(screen, TableScreen) and screen.ready and screen.query("#headline"):  # else it is on its way out
-            lines = [view.trouble_line(), self._recording_line(), visible(view.headline()), self._place(view)]
+            lines = [view.trouble_line() or view.moved_line(), self._recording_line(), visible(view.headline())]
+            lines.append(self._place(view))
             if screen.spec.name in OF_THE_OPERATOR:
                 lines.insert(0, view.operator_line())
             screen.set_class(view.stale, "stale")
@@ -212,7 +198,8 @@ class Top(App[None]):
         if not isinstance(self._feed, Playback):
             return ""
         then = stamp(view.now, "%Y-%m-%d %H:%M:%SZ")
-        return f"replay {self._feed.at + 1}/{len(self._feed.looks)}, {then}   , . < > move"
+        move = " ".join(key_words(self._keys[name]) for name in ("back-one", "on-one", "back-many", "on-many"))
+        return f"replay {self._feed.at + 1}/{len(self._feed.looks)}, {then}   {move} move"
 
     def _tabs(self) -> str:
         names = [f"{number} {name}" for number, name in enumerate(SCREENS, 1)]
@@ -237,8 +224,8 @@ class Top(App[None]):
         self.redraw()
 
     def action_keys(self) -> None:
-        lines = HELP.splitlines() + (["", *REPLAY_KEYS.splitlines()] if isinstance(self._feed, Playback) else [])
-        self.push_screen(TextScreen("keys", lines))
+        """Those that are in force."""
+        self.push_screen(TextScreen("keys", key_lines(self._keys, replay=isinstance(self._feed, Playback))))
 
     def action_describe(self) -> None:
         if not isinstance(self.screen, TableScreen):  # it is on the page already
@@ -354,9 +341,17 @@ def hung_up() -> bool:
         return False
 
 
-def run(feed: Feed | Playback, interval_s: float, *, record: BinaryIO | None = None, screen: str = "overview") -> None:
+# Wide: what is shown, and how the operator wants it.
+def run(
+    feed: Feed | Playback,
+    interval_s: float,
+    *,
+    record: BinaryIO | None = None,
+    screen: str = "overview",
+    keymap: Mapping[str, str] = NO_KEYMAP,
+) -> None:
     """Show what `feed` says until somebody quits. Raises OSError, then, where the recording ended before that."""
-    app = Top(feed, interval_s, record=record, shown=screen)
+    app = Top(feed, interval_s, record=record, shown=screen, keymap=keymap)
     app.run()
     if app.unrecorded is not None:
         raise app.unrecorded

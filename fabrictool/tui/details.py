@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fabrictool.base.text import visible
 from fabrictool.status.documents import AgentStatus, GatewayStatus
 from fabrictool.status.elastic import in_words
-from fabrictool.tui.problems import HEAL, MEMBERS, logs_command, missed_targets
+from fabrictool.tui.problems import HEAL, MEMBERS, beyond_forecast, logs_command, missed_targets
 from fabrictool.tui.rows import DRIFT, EVENT_SUBJECT, PART, passed_text, seconds_text, until_text
 from fabrictool.tui.view import rate_text
 
@@ -123,12 +123,22 @@ def _of_model(view: ScreenView, model: ModelRow) -> Iterator[str]:
     yield f"model {model.model}: {model.ready} of {model.wanted} replicas are ready"
     asked = rate_text(view.history.rate("requests", model.model))
     yield f"  {asked} req/s now, {model.in_flight} open, {model.requests} in all, {model.failures} failed"
-    for name, median, p95, target in (
-        ("TTFT", model.ttft_p50_s, model.ttft_p95_s, targets[0]),
-        ("TPOT", model.tpot_p50_s, model.tpot_p95_s, targets[1]),
+    promise = operator.forecasts.get(model.model) if operator is not None else None
+    bands = (None, None) if promise is None else (promise.ttft_p95_s, promise.tpot_p95_s)
+    late = beyond_forecast(model, promise)
+    for name, median, p95, target, band, above in (
+        ("TTFT", model.ttft_p50_s, model.ttft_p95_s, targets[0], bands[0], late[0]),
+        ("TPOT", model.tpot_p50_s, model.tpot_p95_s, targets[1], bands[1], late[1]),
     ):
         wanted = f", target {seconds_text(target)}" if target is not None else ""
         yield f"  {name} p50 {seconds_text(median)}, p95 {seconds_text(p95)}{wanted} (of {model.samples} answers)"
+        if band is not None:
+            between = f"{seconds_text(band.low)} to {seconds_text(band.high)}"
+            verdict = "  ▲ miss: it takes longer" if above else ""
+            yield f"    the last plan forecasts {seconds_text(band.value)}, {between}{verdict}"
+    if promise is not None and promise.slo:
+        share = "" if promise.attainment is None else f", {promise.attainment:.1%} of requests within it"
+        yield f"  the last plan forecasts of its SLO: {promise.slo}{share}"
     missed = missed_targets(model, targets)
     if missed:
         yield f"  ▲ {'; '.join(missed)}"

@@ -7,6 +7,8 @@ import random
 from typing import TYPE_CHECKING, Protocol
 
 from fabrictool import __version__
+from fabrictool.domain.plan import Band
+from fabrictool.domain.state import ModelPromise
 from fabrictool.status.documents import Event, GatewayStatus, ModelRow, NodeRow, ServiceRow, Totals
 from fabrictool.status.sightings import JournalLine, OperatorView, Sighting, UnitView
 
@@ -165,6 +167,15 @@ class MadeUpFabric:
             drift=["replica/llama-70b/99 is not there yet"],
             journal=journal,
             targets={name: (first * 1.5, 0.04) for name, _, first in MADE_UP},
+            forecasts={
+                name: ModelPromise(
+                    ttft_p95_s=Band(first * 0.95, first * 0.8, first * 1.1),
+                    tpot_p95_s=Band(0.03, 0.026, 0.034),
+                    slo="meets",
+                    attainment=0.996,
+                )
+                for name, _, first in MADE_UP
+            },
         )
 
 

@@ -76,7 +76,7 @@ def fleet_model_rows(view: FleetStatus) -> list[TableRow]:
         level: Level = "well" if len(ready) == len(replicas) else "worth a look" if ready else "bad"
         state = {"well": "ok", "worth a look": "degraded", "bad": "not served"}[level]
         count = f"{len(ready)}/{len(replicas)}"
-        cells = (model, state, count, *[UNKNOWN] * 8, ", ".join(sorted(set(ready))) or "–", UNKNOWN)
+        cells = (model, state, count, *[UNKNOWN] * 9, ", ".join(sorted(set(ready))) or "–", UNKNOWN)
         rows.append(table_row(model, cells, level))
     return problems_first(rows)
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from fabrictool.base.text import visible
 from fabrictool.domain.address import Address
 from fabrictool.status.fleet import NEEDS_SOMEBODY
-from fabrictool.tui.rows import LEVELS, PART, Level, seconds_text
+from fabrictool.tui.rows import FEW, LEVELS, PART, Level, seconds_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from fabrictool.domain.state import ModelPromise
     from fabrictool.status.documents import GatewayStatus, ModelRow, ServiceRow
     from fabrictool.status.sightings import OperatorView, Sighting, UnitView
     from fabrictool.tui.history import History
@@ -44,8 +45,8 @@ class Trouble:
 
     @property
     def key(self) -> str:
-        """The same in each look at it, wherever it stands; of drift its sentence is all that there is."""
-        return PART.join((self.subject, self.what, *([self.why] if self.what == "drift" else [])))
+        """The same in each look at it, wherever it stands; of a sentence it is all that there is."""
+        return PART.join((self.subject, self.what, *([self.why] if self.what in ("drift", "warning") else [])))
 
 
 def troubles(look: Sighting, history: History, now: float) -> list[Trouble]:
@@ -73,6 +74,19 @@ def missed_targets(model: ModelRow, targets: tuple[float | None, float | None]) 
         for name, value, target in measured
         if value is not None and target is not None and value > target
     ]
+
+
+def beyond_forecast(model: ModelRow, promise: ModelPromise | None) -> tuple[bool, bool]:
+    """Whether the measured times to the first token, and for each further one, are above the forecast's band; of few
+    answers nothing can be said.
+    """
+    if promise is None or model.samples < FEW:
+        return False, False
+    ttft, tpot = model.ttft_p95_s, model.tpot_p95_s
+    return (
+        ttft is not None and ttft > promise.ttft_p95_s.high,
+        tpot is not None and tpot > promise.tpot_p95_s.high,
+    )
 
 
 def _of_models(gateway: GatewayStatus, operator: OperatorView | None, history: History) -> Iterator[Trouble]:
@@ -115,7 +129,10 @@ def _of_nodes(gateway: GatewayStatus, units: dict[str, UnitView], history: Histo
     missing = [replica for model in gateway.models for replica in model.missing]
     for replica in missing:
         unit = units.get(replica)
-        why = f"{unit.state}: {unit.detail}" if unit is not None else "planned, and no node serves or loads it"
+        why = "planned, and no node serves or loads it"
+        if unit is not None:
+            before = "no node serves it; its cluster said last: " if unit.state == "running" else ""
+            why = f"{before}{unit.state}: {unit.detail}"
         waits = unit is not None and unit.state in WAITING_STATES
         level: Level = "worth a look" if waits else "bad"
         yield Trouble(replica, level, "missing", history.since(replica), why, _logs(replica) if unit else HEAL)
@@ -183,6 +200,8 @@ def _of_operator(operator: OperatorView, told: set[str]) -> Iterator[Trouble]:
             continue
         level: Level = "worth a look" if unit.state in WAITING_STATES else "bad"
         yield Trouble(name, level, unit.state, None, unit.detail, logs_command(unit.address))
+    for text in operator.warnings:
+        yield Trouble("operator", "worth a look", "warning", None, text, "fabrictool doctor")
     for text in operator.drift:
         yield Trouble("drift", "worth a look", "drift", None, text, "fabrictool plan")
 

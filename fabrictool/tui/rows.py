@@ -47,16 +47,16 @@ class TableRow:
 
 CLUSTER_COLUMNS = ("CLUSTER", "STATE", "PROVIDER", "NODES", "DEVICES", "REPLICAS", "OPEN", "NEXT WALLTIME")
 MODEL_COLUMNS = (
-    "MODEL", "STATE", "READY", "TTFT p95", "TPOT p95", "SLO", "REQ/S", "TOK/S", "OPEN", "FAILED", "REQUESTS",
-    "PROVIDERS", "TREND",
+    "MODEL", "STATE", "READY", "TTFT p95", "TPOT p95", "SLO", "FORECAST", "REQ/S", "TOK/S", "OPEN", "FAILED",
+    "REQUESTS", "PROVIDERS", "TREND",
 )  # fmt: skip
 NODE_COLUMNS = (
     "NODE", "STATE", "LINK", "REPLICA", "ENGINE", "RUN", "WAIT", "KV", "REQUESTS", "WALLTIME", "CLUSTER", "ROLE",
 )  # fmt: skip
 SPARED = (
     "ROLE", "OPERATION", "PROVIDERS", "RELEASE", "KV", "REQUESTS", "WAIT", "PROVIDER", "DEVICES", "TREND", "WALLTIME",
-    "CLUSTER", "OPEN", "TOK/S", "RUN", "ENGINE", "NEXT WALLTIME", "REPLICAS", "TPOT p95", "NODES", "SUSPECTED BY",
-    "CERTIFICATE", "TYPE", "SOURCE", "STARTS", "ENDS", "JOB", "REQ/S", "SLO",
+    "CLUSTER", "OPEN", "TOK/S", "RUN", "ENGINE", "NEXT WALLTIME", "REPLICAS", "FORECAST", "TPOT p95", "NODES",
+    "SUSPECTED BY", "CERTIFICATE", "TYPE", "SOURCE", "STARTS", "ENDS", "JOB", "REQ/S", "SLO",
 )  # fmt: skip
 """What a narrow terminal does without, first to last; names, states, links and failures stay."""
 ELASTIC = {"TYPE": 20, "SUBJECT": 16, "TEXT": 24, "WHY": 34}
@@ -228,8 +228,14 @@ def model_level(model: ModelRow) -> Level:
     return "well" if model.ready and model.ready == model.wanted else "worth a look" if model.ready else "bad"
 
 
-def model_cells(model: ModelRow, figures: Mapping[str, str]) -> tuple[str, ...]:
-    """`figures`: the columns that the document does not say."""
+SLOW = " ▲"
+"""After what is measured above the forecast's band; a narrow screen has no column that says so."""
+
+
+def model_cells(
+    model: ModelRow, figures: Mapping[str, str], late: tuple[bool, bool] = (False, False)
+) -> tuple[str, ...]:
+    """`figures`: the columns that the document does not say; `late`: whether TTFT and TPOT are above their forecast."""
     state = {"well": "ok", "worth a look": "degraded", "bad": "not served"}[model_level(model)]
     if not model.wanted and model.dormant:
         state = f"starting for {model.held}" if model.held else "on request"
@@ -238,9 +244,10 @@ def model_cells(model: ModelRow, figures: Mapping[str, str]) -> tuple[str, ...]:
         model.model,
         state,
         f"{model.ready}/{model.wanted}",
-        seconds_text(model.ttft_p95_s) + few,
-        seconds_text(model.tpot_p95_s),
+        seconds_text(model.ttft_p95_s) + few + SLOW * late[0],
+        seconds_text(model.tpot_p95_s) + SLOW * late[1],
         figures["SLO"],
+        figures["FORECAST"],
         figures["REQ/S"],
         figures["TOK/S"],
         str(model.in_flight),

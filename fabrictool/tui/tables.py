@@ -9,7 +9,7 @@ from fabrictool.base.text import visible
 from fabrictool.status.documents import AgentStatus, GatewayStatus
 from fabrictool.status.fleet import FleetStatus, link_text, role_text
 from fabrictool.tui.fleet_rows import fleet_cluster_rows, fleet_model_rows, fleet_node_rows
-from fabrictool.tui.problems import missed_targets
+from fabrictool.tui.problems import beyond_forecast, missed_targets
 from fabrictool.tui.rows import (
     CLUSTER_COLUMNS,
     DRIFT,
@@ -24,6 +24,7 @@ from fabrictool.tui.rows import (
     node_rows,
     passed_text,
     problems_first,
+    seconds_text,
     stamp,
     table_row,
     until_text,
@@ -33,6 +34,7 @@ from fabrictool.tui.view import rate_text
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fabrictool.domain.state import ModelPromise
     from fabrictool.status.sightings import UnitView
     from fabrictool.tui.rows import Level, TableRow
     from fabrictool.tui.view import ScreenView
@@ -83,23 +85,36 @@ def models(view: ScreenView) -> list[TableRow]:
         return fleet_model_rows(live)
     if not isinstance(live, GatewayStatus):
         return []
-    targets = view.moment.operator.targets if view.moment.operator is not None else {}
+    operator = view.moment.operator
+    targets = operator.targets if operator is not None else {}
+    forecasts = operator.forecasts if operator is not None else {}
     rows = []
     for model in live.models:
+        promise = forecasts.get(model.model)
+        late = beyond_forecast(model, promise)
         wanted = targets.get(model.model)
         missed = missed_targets(model, wanted) if wanted is not None else []
         slo = "–" if wanted is None else "no answers yet" if model.ttft_p95_s is None else "met"
         slo = "missed" if missed else slo
         figures = {
             "SLO": slo,
+            "FORECAST": _forecast_text(promise, missed=any(late)),
             "REQ/S": rate_text(view.history.rate("requests", model.model)),
             "TOK/S": rate_text(view.history.rate("tokens", model.model)),
             "TREND": view.history.trend("requests", model.model),
         }
         level = model_level(model)
-        level = "worth a look" if missed and level == "well" else level
-        rows.append(table_row(model.model, model_cells(model, figures), level))
+        level = "worth a look" if (missed or any(late)) and level == "well" else level
+        rows.append(table_row(model.model, model_cells(model, figures, late), level))
     return problems_first(rows)
+
+
+def _forecast_text(promise: ModelPromise | None, *, missed: bool) -> str:
+    """TTFT / TPOT, and a word where what is measured is above the band."""
+    if promise is None:
+        return "–"
+    times = (seconds_text(band.value) for band in (promise.ttft_p95_s, promise.tpot_p95_s))
+    return " / ".join(times) + ("  miss" if missed else "")
 
 
 def nodes(view: ScreenView) -> list[TableRow]:

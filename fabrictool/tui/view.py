@@ -12,7 +12,7 @@ from fabrictool.status.fleet import FleetStatus
 from fabrictool.tui.fleet_rows import fleet_headline
 from fabrictool.tui.history import History
 from fabrictool.tui.problems import Trouble, troubles
-from fabrictool.tui.rows import STALE_S, age_text, headline, passed_text, until_text
+from fabrictool.tui.rows import STALE_S, age_text, headline, passed_text, stamp, until_text
 
 if TYPE_CHECKING:
     from fabrictool.status.documents import Event
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 OPERATOR_STALE_S = 45.0
 """Clusters and journal are asked every quarter of a minute."""
+MOVED_S = 3600.0
+"""So long it is worth a line that somebody else answered before."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class ScreenView:
             return fleet_headline(live, told)
         lines = headline(live, told).splitlines()
         if isinstance(live, GatewayStatus):
-            lines[1:] = [self._figures(live), *self._second_opinion(live)]
+            lines[1:] = [self._figures(live)]
         return "\n".join(lines)
 
     def _figures(self, gateway: GatewayStatus) -> str:
@@ -89,15 +91,6 @@ class ScreenView:
         ]
         return "   ".join(filter(None, parts))
 
-    def _second_opinion(self, gateway: GatewayStatus) -> list[str]:
-        """What the mesh's other hubs hold, where they were asked."""
-        fleet = self.moment.fleet
-        if fleet is None:
-            return []
-        same = fleet.root == gateway.registry_root
-        others = sum(member.role == "gateway" and member.state == "serving" for member in fleet.members)
-        return [] if same or others < 2 else ["the mesh's map changed between two looks: views differ for a moment"]
-
     def trouble_line(self) -> str:
         """Why there is no news, for how long, and that it is not over; "": there is."""
         look = self.moment
@@ -105,6 +98,13 @@ class ScreenView:
             return ""
         silent = f" for {self.age_s:.0f} s" if look.live is not None else ""
         return f"! NO ANSWER{silent}: {visible(look.trouble)}; asking again"
+
+    def moved_line(self) -> str:
+        """Who was asked before, since when it does not answer and why; "": nobody, or that is long ago."""
+        moved = self.moment.moved
+        if moved is None or self.now - moved.since > MOVED_S:
+            return ""
+        return visible(f"~ {moved.before} does not answer since {stamp(moved.since, '%H:%M:%SZ')}: {moved.why}")
 
     def operator_line(self) -> str:
         """How old the operator's side is, and why, where that is worth a word."""

@@ -22,7 +22,7 @@ from fabrictool.base.errors import (
 from fabrictool.clusters.joined import JoinedCluster
 from fabrictool.domain.evidence import Evidence
 from fabrictool.domain.observed import ClusterFacts, Observed, ObservedUnit
-from fabrictool.domain.plan import Action, Certificate, Forecast, Placement, Plan
+from fabrictool.domain.plan import Action, Band, Certificate, Forecast, ModelForecast, Placement, Plan
 from fabrictool.domain.specs import AgentSpec, HostPort
 from fabrictool.domain.state import State, operation_id
 from fabrictool.mesh.identity import describe_chain
@@ -445,6 +445,22 @@ def test_an_apply_without_changes_is_the_last_that_was_applied(bench, tmp_path):
     assert bench(cluster).apply(done)
     assert json.loads((tmp_path / "state.json").read_text())["applied_blueprint"] == "b"
     assert not bench(cluster).apply(done)
+
+
+def test_what_was_forecast_is_kept_to_be_held_against_what_is_measured(bench, tmp_path):
+    band = Band(0.5, 0.4, 0.6)
+    tiny = ModelForecast(
+        model="tiny", replicas=1, utilisation=0.5, served=1.0, ttft_p95_s=band, tpot_p95_s=band, e2e_p95_s=band,
+        slo="meets",
+    )  # fmt: skip
+    cluster = FakeCluster(**{operation(1): "running"})
+    cluster.spec = lambda _: SPEC
+    done = plan(kept(1), facts=facts(cluster))
+    bench(cluster).apply(msgspec.structs.replace(done, forecast=msgspec.structs.replace(done.forecast, models=(tiny,))))
+    there = {"value": 0.5, "low": 0.4, "high": 0.6}
+    assert json.loads((tmp_path / "state.json").read_text())["forecast"] == {
+        "tiny": {"ttft_p95_s": there, "tpot_p95_s": there, "slo": "meets"}
+    }
 
 
 @pytest.mark.parametrize("blocked", ["held", "invalid"])

@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 
 from fabrictool.planner.healing import MOST_STARTS
+from tests.bed.shown_faults import LASTING, PASSING, Fault, replayed
+from tests.bed.terminal import Terminal
 from tests.testbed.waiting import wait_until
 
 FAULTS = int(os.environ.get("FTBED_FAULTS", "3"))
@@ -345,19 +347,57 @@ def test_connections_that_break_now_and_then_stop_nothing(faulty):
 # -- all at random --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(120 + 120 * FAULTS)
-def test_random_faults(faulty):
+@pytest.fixture
+def watched(faulty):
+    """`top`, which records all the while."""
+    terminal = Terminal(faulty)
+    faulty.wait("top sees nothing", lambda: [look for look in terminal.looks() if look.gateway and look.operator])
+    yield terminal
+    terminal.process.kill()
+
+
+def nodes_of(fed, cluster):
+    """Where our jobs run there."""
+    return set(fed.bed.slurm(cluster, "squeue", "-h", "-t", "R", "-o", "%N").stdout.split())
+
+
+@pytest.mark.timeout(240 + 150 * FAULTS)
+def test_random_faults(faulty, watched):
+    """Beside all else: who replays what `top` recorded sees each fault on the first screen."""
     dice = random.Random(SEED)
     told = []
     for number in range(FAULTS):
         fault = dice.choice(EVERY)
         cluster = dice.choice(("a", "b"))
-        told.append(f"{fault.__name__} {cluster}")
+        told.append(Fault(fault.__name__, cluster, time.time()))
         print(number, told[-1], flush=True)
         before = [jobs(faulty, name) for name in ("a", "b")]
+        nodes = nodes_of(faulty, cluster)
         with fault(faulty, dice, cluster):
             for _ in range(dice.choice((1, 1, 2))):
                 reconcile(faulty, kill_after=dice.uniform(0.5, 6) if dice.random() < 0.25 else None)
                 nothing_double(faulty)
                 assert fault not in HARMLESS or [jobs(faulty, name) for name in ("a", "b")] == before, fault
+            if fault is reboot:  # of a node on which nothing of ours ran there is nothing to be seen
+                told[-1].hits = any(not faulty.bed.machine(node).alive for node in nodes)
+            until_seen(faulty, watched, told)
         settle(faulty)
+        told[-1].ended = time.time()
+    watched.end()
+    lines = replayed(watched.record, told)
+    for number, fault in enumerate(told):
+        print(f"{number} {fault.name} {fault.cluster}: {lines[number] or 'not seen'}", flush=True)
+    unseen = [
+        fault for number, fault in enumerate(told) if fault.hits and not lines[number] and fault.name not in PASSING
+    ]
+    assert [fault for fault in unseen if fault.name not in LASTING or first_of_its_kind(fault, told)] == []
+
+
+def first_of_its_kind(fault, told):
+    return next(other for other in told if other.name == fault.name) is fault
+
+
+def until_seen(fed, watched, told):
+    """A fault that lasts stays until somebody can have seen it; later ones of its kind may be over before a look."""
+    if told[-1].name in LASTING and first_of_its_kind(told[-1], told):
+        fed.wait(f"{told[-1]} is not seen", lambda: told[-1].shown_in(watched.looks()), within_s=90)

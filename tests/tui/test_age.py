@@ -9,7 +9,7 @@ from fabrictool.base.errors import FabrictoolError, UnreachableError
 from fabrictool.cli import live
 from fabrictool.cli.live import LiveFeed, LiveStatus, in_time
 from fabrictool.status.documents import Event
-from fabrictool.status.sightings import OperatorView, Sighting
+from fabrictool.status.sightings import Moved, OperatorView, Sighting
 from fabrictool.tui.app import Top
 from fabrictool.tui.feeds import Playback
 from fabrictool.tui.view import ScreenView
@@ -252,3 +252,46 @@ def test_a_live_look_that_fails_keeps_the_operators_side():
     assert "127.0.0.1:9" in look.trouble
     with pytest.raises(FabrictoolError):
         feed.log("replica/llama/0")
+
+
+@pytest.mark.asyncio
+async def test_who_was_asked_before_stands_on_every_screen_for_an_hour():
+    moved = Moved(before="the gateway h:9", since=NOW - 60, why="no status from http://127.0.0.1:1: refused\x1b[2J")
+    now = [NOW + 1]
+    app = Top(Looks(msgspec.structs.replace(SEEN, moved=moved)), 0.05, clock=lambda: now[0])
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, app, "~ the gateway h:9 does not answer since ")
+        assert "refused\ufffd[2J" in text(app, "#headline")
+        assert "view from the gateway h:1" in app.as_text(), "80 columns have room for both"
+        assert cells(app), "and for what needs somebody"
+        now[0] = NOW + 3600
+        for _ in range(200):
+            await pilot.pause(0.02)
+            if "h:9" not in text(app, "#headline"):
+                break
+        assert "h:9" not in text(app, "#headline")
+
+
+def test_a_warning_of_the_operators_side_is_what_needs_somebody():
+    """Not on its own screen alone: who looks first looks at the first."""
+    words = ["the clock of a's login node is 300 s ahead of here's", "12 KiB free where the state is"]
+    look = msgspec.structs.replace(SEEN, operator=msgspec.structs.replace(OPERATOR, warnings=words))
+    mine = [trouble for trouble in ScreenView(look, NOW).troubles if trouble.what == "warning"]
+    assert sorted(trouble.why for trouble in mine) == sorted(words)
+    assert len({trouble.key for trouble in mine}) == 2
+
+
+def test_a_full_disk_under_the_state_is_said(tmp_path, monkeypatch):
+    assert live._full_disk(tmp_path) == []
+    assert live._full_disk(tmp_path / "none") == []
+    monkeypatch.setattr(live, "LEAST_FREE", 1 << 60)
+    (said,) = live._full_disk(tmp_path)
+    assert f"free where the state is ({tmp_path}): no apply can write there" in said
+
+
+def test_of_a_replica_that_is_missing_the_older_word_of_its_cluster_is_said_as_such():
+    llama = msgspec.structs.replace(gateway().models[0], missing=["llama/0", "llama/9"])
+    look = msgspec.structs.replace(SEEN, live=gateway(models=[llama]))
+    whys = {trouble.subject: trouble.why for trouble in ScreenView(look, NOW).troubles if trouble.what == "missing"}
+    assert whys["llama/0"].startswith("no node serves it; its cluster said last: running")
+    assert whys["llama/9"] == "planned, and no node serves or loads it"

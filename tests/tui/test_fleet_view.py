@@ -23,7 +23,7 @@ async def test_an_agent_shows_clusters_models_and_nodes_and_no_figure_that_it_do
         assert cells(app)[0][:2] == ["llama/1", "suspected"]
         await pilot.press("2")
         await settled(pilot)
-        assert cells(app) == [["llama", "degraded", "1/2", *["?"] * 8, "alpha", "?"]]
+        assert cells(app) == [["llama", "degraded", "1/2", *["?"] * 9, "alpha", "?"]]
         await pilot.press("3")
         await settled(pilot)
         rows = {row[3]: row for row in cells(app) if row[11] == "agent"}

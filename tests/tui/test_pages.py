@@ -120,7 +120,7 @@ def no_gateway(monkeypatch):
 
 
 def options(**changes):
-    usual = {"url": "", "key": "", "interval_s": 1.0, "screen": "overview", "record": None, "replay": None}
+    usual = {"url": "", "ssh": (), "key": "", "interval_s": 1.0, "screen": "overview", "record": None, "replay": None}
     return TopOptions(**(usual | {"made_up": False, "snapshot": False} | changes))
 
 

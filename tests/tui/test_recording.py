@@ -127,4 +127,4 @@ def test_a_snapshot_needs_no_terminal(capsys, monkeypatch):
     assert main(["top", "http://127.0.0.1:9", "--snapshot"]) != 0
     assert "FT5201" in capsys.readouterr().err
     assert main(["top", "--demo", "--record", "x"]) != 0
-    assert "no URL, --key or --record" in capsys.readouterr().err
+    assert "no URL, --ssh, --key or --record" in capsys.readouterr().err

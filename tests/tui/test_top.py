@@ -502,7 +502,7 @@ def test_a_gateway_that_was_replaced_is_found_again(monkeypatch):
 
     monkeypatch.setattr(live, "gateway_url", way)
     monkeypatch.setattr(live, "fetch", fetch)
-    with live.LiveStatus(None, "", "") as ask:
+    with live.LiveStatus(object(), "", "") as ask:
         with pytest.raises(UnreachableError):
             ask()
         assert ended == ["http://old"]

@@ -1,0 +1,80 @@
+"""Where an operator sees a fault: which row of the first screen tells of it, live and in a replay of the recording."""
+
+import asyncio
+from dataclasses import dataclass
+
+from fabrictool.status.sightings import read_recording
+from fabrictool.tui.app import Top
+from fabrictool.tui.feeds import Playback
+from fabrictool.tui.history import History
+from fabrictool.tui.view import ScreenView
+
+REPLICAS = {"a": "tiny/0", "b": "tiny/1"}
+"""Cluster → the replica that is pinned there."""
+LASTING = ("clock", "full_disk", "drained", "hold", "qos", "stopped_agent")
+"""Faults that can be seen until they end; what the others broke is healed meanwhile."""
+OTHER_ROWS = ("ends soon", "certificate", "slow", "flapping")
+"""Of a replica, and of no fault of these."""
+CLOCKS_S = 1.0
+PASSING = ("resets",)
+"""Connections that break are opened again: mostly there is nothing to see."""
+
+
+@dataclass
+class Fault:
+    """One that was made, and when; `hits`: whether it concerns what serves."""
+
+    name: str
+    cluster: str
+    begun: float
+    hits: bool = True
+    ended: float = 0.0
+
+    def shown_by(self, trouble, look):
+        """What stood there before it does not count."""
+        if self.name == "clock":
+            return trouble.what == "warning" and f"clock of {self.cluster}'s" in trouble.why
+        if self.name == "full_disk":
+            return trouble.what == "warning" and "where the state is" in trouble.why
+        if trouble.subject != REPLICAS[self.cluster] or trouble.what in OTHER_ROWS:
+            return False
+        if self.name == "hold":
+            return "held" in trouble.why
+        if trouble.what in ("lost", "missing"):
+            return trouble.since is not None and trouble.since >= self.begun - CLOCKS_S
+        return look.operator is not None and look.operator.at >= self.begun
+
+    def shown_in(self, looks):
+        """Positions of the looks at which a row tells of it, when it was to be seen."""
+        history, found = History(), []
+        for at, look in enumerate(looks):
+            history.add(look)
+            if self.begun <= look.at <= (self.ended or look.at):
+                view = ScreenView(look, look.at, history)
+                found += [at] if any(self.shown_by(trouble, look) for trouble in view.troubles) else []
+        return found
+
+
+def replayed(path, faults):
+    """Fault → the first line of the replayed first screen that tells of it; "": none does."""
+
+    async def rows():
+        replay = Playback(read_recording(path))
+        app = Top(replay, 3600.0)
+        lines = {}
+        async with app.run_test(size=(120, 36)) as pilot:
+            for number, fault in enumerate(faults):
+                found = fault.shown_in(replay.looks)
+                if not found:
+                    lines[number] = ""
+                    continue
+                app.action_step(found[0] - replay.at)
+                for _ in range(4):
+                    await pilot.pause()
+                trouble = next(trouble for trouble in app.view.troubles if fault.shown_by(trouble, replay.moment))
+                begin = f" {trouble.subject} "
+                mine = [line for line in app.as_text().splitlines() if line.startswith(begin) and trouble.what in line]
+                lines[number] = mine[0] if mine else ""
+        return lines
+
+    return asyncio.run(rows())
