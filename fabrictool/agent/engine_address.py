@@ -22,7 +22,8 @@ import aiohttp
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-PREFIX = "ft-engine-"
+PREFIX = "ft-api-"
+"""Not that of earlier releases, whose living agents do not hold their folders."""
 YOUNG_S = 60.0
 """A younger folder may not be held yet."""
 LONGEST = 100
@@ -61,10 +62,12 @@ class EngineAddress:
 def socket_folder() -> Iterator[Path]:
     """Only this user can enter it."""
     usual = Path(tempfile.gettempdir())
-    short = usual if len(str(usual)) < LONGEST - len("/ft-engine-12345678/api.sock") else Path("/tmp")  # noqa: S108 - mkdtemp
+    short = usual if len(str(usual)) < LONGEST - len(f"/{PREFIX}12345678/api.sock") else Path("/tmp")  # noqa: S108 - mkdtemp
     _remove_abandoned(short)
     temporary = tempfile.TemporaryDirectory(prefix=PREFIX, dir=short, ignore_cleanup_errors=True)
-    with temporary as folder, _held(Path(folder)):
+    with temporary as folder, contextlib.ExitStack() as holding:
+        with contextlib.suppress(OSError):  # on a file system without such locks nobody removes it, either
+            holding.enter_context(_held(Path(folder)))
         yield Path(folder)
 
 

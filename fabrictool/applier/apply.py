@@ -142,8 +142,11 @@ class Applier:
             run = _Run(self, plan, journal, state, heals=heals)
             run.note("begin", text=f"{len(plan.changes)} changes")
             wanted = state.applied_units if heals else self._wanted(plan, state)
-            if state.serial == 0 or wanted != state.applied_units:
-                run.remember(lineage=state.lineage or plan.lineage or lineage, applied_units=wanted)
+            if state.serial == 0 or wanted != state.applied_units or (state.applied_situation and not heals):
+                # Until all is done nobody may take what runs for what was applied.
+                applied = state.applied_situation if heals else ""
+                begun = state.lineage or plan.lineage or lineage
+                run.remember(lineage=begun, applied_units=wanted, applied_situation=applied)
             run.carry_out(observed)
             return True
 

@@ -14,6 +14,7 @@ from fabrictool.cli.options import (
     AtOption,
     BlueprintOption,
     HorizonOption,
+    ImproveOption,
     InventoryOption,
     JsonOption,
     KeyOption,
@@ -143,12 +144,7 @@ def plan(
             help="Let the placement start and stop at most N replicas of what runs, and serve as well as that allows.",
         ),
     ] = None,
-    improve: Annotated[
-        bool,
-        typer.Option(
-            "--improve", help="Search for a better placement also where nothing changed since the last apply."
-        ),
-    ] = False,
+    improve: ImproveOption = False,
     executor: Annotated[
         str,
         typer.Option(help="Where the what-ifs are tried: here, processes, dask://HOST:PORT; default: here for one."),
@@ -260,7 +256,7 @@ def plan(
         progress,
         explain=explain,
         max_moves=max_moves,
-        improve=improve,
+        improve=improve or solver != "exact",
         node_loss=node_loss,
         why_not=tuple(why_not or ()),
     )
@@ -293,6 +289,7 @@ def apply(
     yes: YesOption = False,
     as_json: JsonOption = False,
     seed: Annotated[int, typer.Option(min=0, help="The solver's seed.")] = 0,
+    improve: ImproveOption = False,
     max_delete: Annotated[int | None, typer.Option(min=0, help="Refuse a plan that deletes more units.")] = None,
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Wait for jobs in their queues, or end once they are submitted.")
@@ -328,6 +325,7 @@ def apply(
 
     source = Source(blueprint, inventory, overlay, scenario, planned=plan_file is None)
     _refuse("--signers is for a saved PLAN or --reviewed", signers and not (plan_file or reviewed))
+    _refuse("--improve searches, and a saved plan is carried out as it is", improve and (plan_file or reviewed))
     saved = None if plan_file is None else read_plan(plan_file, None if reviewed else signers)
     judged = None if reviewed is None else read_plan(reviewed, signers)
     begin_stream(as_json=as_json)
@@ -338,9 +336,9 @@ def apply(
         if plan is None:
             with source.warnings_without_a_plan():
                 # What is compared with a plan is searched for as long as that was.
-                options = PlanOptions(seed)
+                options = PlanOptions(seed, improve=improve)
                 if judged is not None:
-                    options = PlanOptions(seed, judged.certificate.work / 100, improve=judged.moves_replicas)
+                    options = PlanOptions(seed, judged.certificate.work / 100, improve=judged.unchanged is not True)
                 plan, evidence = plan_online(source, fabric, options)
             if not as_json:
                 data(render(plan, evidence.observed))

@@ -148,6 +148,8 @@ class LiveFeed:
         self._fleet_at = -math.inf
         self._operator: OperatorView | None = None
         self._over = threading.Event()
+        self._looked = threading.Event()
+        """Whether the operator's side was asked once."""
         self._looking: threading.Thread | None = None
 
     def __enter__(self) -> Self:
@@ -159,6 +161,11 @@ class LiveFeed:
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
+
+    def await_operator(self, seconds: float) -> None:
+        """Until clusters and journal have been looked at once, where there is a blueprint; no longer than that."""
+        if self._source is not None:
+            self._looked.wait(seconds)
 
     def look(self) -> Sighting:
         try:
@@ -201,6 +208,7 @@ class LiveFeed:
                 self._failed(error.problems[0].message)
             except Exception as error:  # noqa: BLE001 - a thread that dies says nothing: the screen would age without a word
                 self._failed(f"{type(error).__name__}: {error}")
+            self._looked.set()
             self._over.wait(OPERATOR_S)
 
     def _failed(self, why: str) -> None:

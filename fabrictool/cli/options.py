@@ -70,6 +70,10 @@ PolicyOption = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="File of review rules that the plan must keep; a denial exits with 6."),
 ]
+ImproveOption = Annotated[
+    bool,
+    typer.Option("--improve", help="Search for a better placement also where nothing changed since the last apply."),
+]
 HorizonOption = Annotated[
     float | None,
     typer.Option(

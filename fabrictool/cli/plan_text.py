@@ -43,7 +43,7 @@ def render(plan: Plan, observed: Observed, *, verbosity: int = 0, explain: bool 
     unknown = frozenset(name for name, facts in observed.clusters.items() if not facts.known)
     lines += action_lines(plan, verbosity, unknown)
     lines += [line for text in _moves_lines(plan) for line in folded(text)]
-    lines += folded(UNCHANGED) if plan.unchanged is True else []
+    lines += folded(UNCHANGED) if plan.unchanged is True and not plan.certificate.optimal else []
     lines += ["", *_forecast_lines(plan)]
     if explain:
         lines += ["", "Why:", *[line for reason in plan.reasons for line in folded(f"  · {reason}", "    ")]]

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 SIZE = (120, 36)
 """Columns and lines of a snapshot where there is no terminal."""
+SNAPSHOT_WAIT_S = 20.0
+"""For clusters and journal: a screen that is printed once is not seen again when they have answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,8 @@ def show_top(source: Source, options: TopOptions) -> int:
             size = shutil.get_terminal_size(SIZE)
             if isinstance(feed, Playback):
                 feed.jump(1.0)
+            elif isinstance(feed, LiveFeed):
+                feed.await_operator(SNAPSHOT_WAIT_S)
             data(snapshot(feed, (size.columns, size.lines), options.screen))
             return 0
         if options.record is None:

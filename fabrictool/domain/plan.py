@@ -406,11 +406,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return digest(document)
 
     @property
-    def moves_replicas(self) -> bool:
-        """Whether anything of what runs starts or stops for a better placement."""
-        return not isinstance(self.moves, msgspec.UnsetType)
-
-    @property
     def changes(self) -> tuple[Action, ...]:
         return tuple(action for action in self.actions if action.kind not in ("keep", "unknown"))
 

@@ -44,7 +44,7 @@ class Lesson:
 
 ROUNDS = 2
 """Times that the problem is solved again."""
-Again = Literal["searched", "no time", ""]
+Again = Literal["searched", "no time", "kept", ""]
 """Whether it was; "no time": the limit on the work was used up before."""
 NEARLY = 0.999
 """Of the planned rate: a level that is as high has been tried."""
@@ -113,6 +113,8 @@ def with_reasons(forecast: Forecast, problem: PlacementProblem, solution: Soluti
 
 
 def _why(problem: PlacementProblem, solution: Solution, need: ModelNeed, again: Again, *, unserved: bool) -> str:
+    if again == "kept":
+        return "it stays as it was applied; `fabrictool plan --improve` searches for better"
     mine = [problem.options[i] for i in problem.of(need.model)]
     count = sum(solution.counts.get(i, 0) for i in problem.of(need.model))
     if not mine:

@@ -94,7 +94,8 @@ def plan(
     for question in options.why_not:
         checked(question, sorted(blueprint.models), pools_of(inventory), blueprint.bases)
     asked = replace(situation_of(blueprint, inventory, evidence, now), max_moves=options.max_moves)
-    chosen, kept = _chosen(asked, options, evidence)
+    chosen, built = _chosen(asked, options, evidence)
+    kept = chosen.again == "kept"
     situation, problem, solution, placement = chosen.situation, chosen.problem, chosen.solution, chosen.placement
     keys = evidence.keys_of(blueprint)
     expiring = stranded(blueprint.every_gateway, evidence) | successions(evidence, now)
@@ -116,7 +117,7 @@ def plan(
         moves=moves_of(problem, solution, currency, options.seed) or msgspec.UNSET,
         forecast=forecast,
         certificate=certificate_of(chosen, options.seed),
-        situation=situation_digest(asked),
+        situation=situation_digest(asked, built),
         unchanged=kept or msgspec.UNSET,
         reasons=(
             *reasons(problem, solution, currency),
@@ -216,18 +217,19 @@ def unsolved(
     )
 
 
-def _chosen(situation: Situation, options: PlanOptions, evidence: Evidence) -> tuple[Chosen, bool]:
-    """What was chosen, and whether that is what runs, without a search."""
+def _chosen(situation: Situation, options: PlanOptions, evidence: Evidence) -> tuple[Chosen, PlacementProblem]:
+    """What was chosen: by a search, or because it was applied and nothing has changed; and of which problem."""
     observed = evidence.observed
     try:
         built = situation.build()
     except InfeasibleError as error:
         raise _cause_first(error.problems, situation, observed) from error
-    stays = not options.improve and options.max_moves is None and is_as_applied(situation, evidence)
+    wanted = options.improve or options.max_moves is not None
+    stays = not wanted and is_as_applied(situation, built[0], evidence)
     if stays and (kept := as_applied(situation, options, built)) is not None:
-        return kept, True
+        return kept, built[0]
     try:
-        return best(situation, options, built), False
+        return best(situation, options, built), built[0]
     except InfeasibleError as error:
         refuse_too_few(built[0], options.seed)
         raise _cause_first([*error.problems, *explain_conflict(situation)], situation, observed) from error

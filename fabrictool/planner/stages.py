@@ -18,10 +18,10 @@ TOLERANCE = 1e-6
 LATENCY_TOLERANCE = 0.005
 """Slack of the latency stage, above its bound; the forecast's own band is far wider
 (`fabrictool.simulator.calibration`)."""
-TOLERANCE_OF_WHAT_RUNS = {"served": 0.01, "slo": 0.01, "latency": 0.05, "cost": 0.01, "energy": 0.01, "carbon": 0.01}
+TOLERANCE_OF_WHAT_RUNS = {"latency": 0.05, "cost": 0.01, "energy": 0.01, "carbon": 0.01}
 """Where something runs: what a stage may be above the best that moves could reach, beyond what they cost, so that fewer
-of them are made. Less than the forecast's error, and less than an operator would move a replica for. What could all be
-served still is: of nothing unserved this is nothing."""
+of them are made. Less than the forecast's error, and less than an operator would move a replica for. None of what is
+unserved or misses its SLO: a share of all of it may be all of a small model's."""
 LOADS = ("served", "survived", "slo", "excess", "quality")
 """Stages whose values are requests/s, mostly none: of these, dust is measured by the demand."""
 TIE_BREAK = "tie-break"

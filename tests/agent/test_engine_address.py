@@ -9,7 +9,7 @@ import time
 import pytest
 
 from fabrictool.agent import engine_address
-from fabrictool.agent.engine_address import YOUNG_S, socket_folder
+from fabrictool.agent.engine_address import PREFIX, YOUNG_S, socket_folder
 
 HOLDER = """\
 import sys, time
@@ -58,7 +58,7 @@ def test_what_a_living_agent_holds_stays_though_its_engine_is_gone(here, holder)
 
 
 def test_a_folder_that_is_just_being_made_stays(here):
-    young = here / "ft-engine-young"
+    young = here / f"{PREFIX}young"
     young.mkdir()
     with socket_folder():
         assert young.is_dir()
@@ -66,3 +66,27 @@ def test_a_folder_that_is_just_being_made_stays(here):
     os.utime(young, (past, past))
     with socket_folder():
         assert not young.exists()
+
+
+def test_what_an_agent_of_an_earlier_release_made_stays(here):
+    earlier = here / "ft-engine-earlier"
+    earlier.mkdir()
+    past = time.time() - 2 * YOUNG_S
+    os.utime(earlier, (past, past))
+    with socket_folder():
+        assert earlier.is_dir()
+
+
+def test_where_nothing_can_be_held_nothing_is_removed(here, monkeypatch):
+    old = here / f"{PREFIX}old"
+    old.mkdir()
+    past = time.time() - 2 * YOUNG_S
+    os.utime(old, (past, past))
+
+    def impossible(*_):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(engine_address.fcntl, "flock", impossible)
+    with socket_folder() as own:
+        assert own.is_dir()
+        assert old.is_dir()

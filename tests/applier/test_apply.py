@@ -447,6 +447,24 @@ def test_an_apply_without_changes_is_the_last_that_was_applied(bench, tmp_path):
     assert not bench(cluster).apply(done)
 
 
+def test_what_runs_is_what_was_applied_only_once_all_is_done(bench, tmp_path):
+    """Else a plan after an apply in part, or a destroy that was interrupted, would leave what is there as it is."""
+    cluster, seen = FakeCluster(), []
+    applied = msgspec.structs.replace(plan(action("create", new=1), facts=facts(cluster)), situation="S")
+    assert bench(cluster).apply(applied)
+
+    def situation():
+        return json.loads((tmp_path / "state.json").read_text()).get("applied_situation", "")
+
+    assert situation() == "S"
+    cluster.on_look = lambda: seen.append(situation())
+    lineage = json.loads((tmp_path / "state.json").read_text())["lineage"]
+    bench(cluster).apply(plan(action("delete", old=1), facts=facts(cluster), lineage=lineage))
+    assert seen
+    assert set(seen) == {""}
+    assert situation() == ""
+
+
 def test_what_was_forecast_is_kept_to_be_held_against_what_is_measured(bench, tmp_path):
     band = Band(0.5, 0.4, 0.6)
     tiny = ModelForecast(

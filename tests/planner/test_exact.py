@@ -74,17 +74,11 @@ def fits(instance, counts_):
 
 
 def cheapest_load(instance, counts_):
-    """(unserved, requests in the system) of the best split of load for given counts."""
-    pieces, unserved = filled(instance, counts_)
-    return unserved, math.fsum(slope * load for slope, load, _ in pieces)
-
-
-def filled(instance, counts_):
-    """The pieces of the queue curves in use, (slope, load, priority) each, and what is unserved.
+    """(unserved, requests in the system) of the best split of load for given counts.
 
     Queue curves are convex, so the flattest pieces of all replicas are filled first.
     """
-    used, unserved = [], 0.0
+    unserved = inside = 0.0
     for need in instance.needs:
         pieces = []
         for o, k in zip(instance.options, counts_, strict=True):
@@ -96,9 +90,9 @@ def filled(instance, counts_):
         for slope, width in sorted(pieces):
             load = min(left, width)
             left -= load
-            used.append((slope, load, need.priority))
+            inside += slope * load
         unserved += need.priority * max(0.0, left)
-    return used, unserved
+    return unserved, inside
 
 
 def brute_force(instance):

@@ -21,7 +21,7 @@ from fabrictool.planner.solvers import placing
 from fabrictool.planner.solvers.exact import ExactSolver
 from fabrictool.planner.solvers.part import part_of
 from fabrictool.planner.stages import first_change, in_order, proved, user_stages
-from tests.planner.test_exact import cheapest_load, counts, filled, fits, option, pool, problem, random_instance, solve
+from tests.planner.test_exact import cheapest_load, counts, fits, option, pool, problem, random_instance, solve
 from tests.seeds import seeds
 
 OBJECTIVES = (("latency",), ("latency", "cost"), ("slo", "cost", "energy", "latency"), ("cost", "latency"))
@@ -83,7 +83,7 @@ def rules_apart(instance):
 
 
 def worth(instance, now):
-    """Of all counts that keep the rules: (by stage what they are worth with their moves, moves, pieces in use)."""
+    """Of all counts that keep the rules: (unserved, by stage what they are worth with their moves, moves)."""
     most = {need.model: need.maximum for need in instance.needs}
     for chosen in itertools.product(*(range(most[o.model] + 1) for o in instance.options)):
         if not fits(instance, chosen):
@@ -100,37 +100,24 @@ def worth(instance, now):
             for name, unit in usual.items():
                 values[name] += unit * seconds / PAYBACK_S
             moved += abs(change)
-        yield {"served": round(unserved, 5)} | values, moved, filled(instance, chosen)[0]
+        yield round(unserved, 5), values, moved
 
 
-SPARED = {"served": 0.01, "slo": 0.01, "latency": 0.05, "cost": 0.01, "energy": 0.01}
-
-
-def shed(pieces, room):
-    """Requests that are not in the system when so much more may be unserved."""
-    fewer = 0.0
-    for slope, size, priority in sorted(pieces, key=lambda piece: -piece[0] / piece[2]):
-        given_up = min(size, max(0.0, room) / priority)
-        fewer, room = fewer + slope * given_up, room - given_up * priority
-    return fewer
+SPARED = {"latency": 0.05, "cost": 0.01, "energy": 0.01}
 
 
 def fair(instance, *, room):
     """(values, moves) of all that are as good as the stages want them, within a little more or less than that."""
-    every = left = list(worth(instance, instance.current))
+    every = list(worth(instance, instance.current))
+    served = min(unserved for unserved, _, _ in every)
+    every = left = [(values, moved) for unserved, values, moved in every if unserved == served]
     limits = {}
-    for name in ("served", *instance.objective):
+    for name in instance.objective:
         if name != "slo":
-            least = min(values[name] for values, *_ in left)
+            least = min(values[name] for values, _ in left)
             left = [it for it in left if it[0][name] <= least + 1e-5]
             limits[name] = least * (1 + SPARED[name]) * (1 + room) + room
-    most = limits["served"]
-    eased = [
-        (values | {"latency": values["latency"] - shed(pieces, most - values["served"])}, values, moved)
-        for values, moved, pieces in every
-        if values["served"] <= most
-    ]
-    return [(v, moved) for at_best, v, moved in eased if all(at_best[n] <= limit for n, limit in limits.items())]
+    return [it for it in every if all(it[0][name] <= limit for name, limit in limits.items())]
 
 
 def fewest(instance, *, room):
@@ -153,21 +140,17 @@ def test_no_more_moves_than_brute_force_needs(seed):
 
 @seeds(0, drawn=20, long=1000)
 def test_what_is_spared_saves_moves_or_is_taken_back(seed):
-    """Of all with no more moves, and no farther from the best than that may be, what is unserved is at its least, and
-    then the first objective.
-    """
+    """Of all with no more moves, and no farther from the best than that may be, the first stage is at its least."""
     rng = random.Random(seed)
     later = grown(applied(rng), rng.choice([1.03, 1.3, 2.0]))
     try:
         again = solve(later)
     except InfeasibleError:
         return
-    left = [values for values, moved in fair(later, room=1e-4) if moved <= moves(later, again)]
-    reached = {stage.name: stage.objective for stage in again.stages}
-    for name in ("served", *[name for name in later.objective if name != "slo"][:1]):
-        least = min(values[name] for values in left)
-        assert reached[name] <= least * (1 + 1e-3) + 2e-3
-        left = [values for values in left if values[name] <= reached[name] + 1e-5]
+    (first,) = [name for name in later.objective if name != "slo"][:1]
+    least = min(values[first] for values, moved in fair(later, room=1e-4) if moved <= moves(later, again))
+    reached = next(stage.objective for stage in again.stages if stage.name == first)
+    assert reached <= least * (1 + 1e-3) + 2e-3
 
 
 @seeds(0, drawn=20, long=1000)
@@ -300,7 +283,7 @@ def test_no_more_moves_than_are_allowed_and_the_best_of_them(seed):
     later = grown(instance, rng.choice([0.5, 1.5, 2.5]))
     for most in range(4):
         limited = replace(later, max_moves=most)
-        fair = [values["served"] for values, moved, _ in worth(later, later.current) if moved <= most]
+        fair = [unserved for unserved, _, moved in worth(later, later.current) if moved <= most]
         try:
             again = solve(limited)
         except InfeasibleError:

@@ -14,6 +14,7 @@ from fabrictool.domain.observed import ClusterFacts
 from fabrictool.domain.state import State
 from fabrictool.planner.instances import synthetic
 from fabrictool.planner.plan import PlanOptions, destruction, plan
+from fabrictool.planner.problem import Option
 from fabrictool.planner.solvers.memp import MempSolver
 from tests.planner.fabrics import applied
 from tests.seeds import seeds
@@ -89,7 +90,7 @@ def unfinished(tmp_path_factory):
         first = planned(there, nothing(there))
         evidence = applied(there, first)
         better = planned(there, evidence, replace(SOON, work_s=20.0, improve=True))
-        if better.moves_replicas:
+        if better.moves is not msgspec.UNSET:
             return there, first, evidence
     pytest.fail("every search found at once what a longer one does")
 
@@ -151,6 +152,38 @@ def test_what_was_destroyed_is_planned_anew(unfinished):
     assert gone.situation is msgspec.UNSET
 
 
+def test_a_maintenance_that_is_over_is_a_change(tmp_path):
+    """Nothing of the minimum could stand on the cheap cluster before."""
+    away = "maintenance: [{begin: '2026-01-01T00:00:00Z', end: '2026-01-02T00:00:00Z'}]"
+    cheap = INVENTORY.replace("nodes: 2}", f"nodes: 2, price: 8 CHF/h, {away}}}")
+    (tmp_path / "inventory.yaml").write_text(
+        f"{cheap}  b: {{site: s, kind: local, partitions: {{gpu: {{device: h100-sxm, devices_per_node: 4, nodes: 2,"
+        " price: 80 CHF/h}}}\n"
+    )
+    (tmp_path / "blueprint.yaml").write_text(f"{ONE_MODEL}objective: [slo, cost]\n")
+    there = load(tmp_path / "blueprint.yaml", environment={})
+    begins = 1767225600.0
+
+    def at(now, evidence):
+        return plan(there.blueprint, there.inventory, evidence, SOON, now=now)
+
+    first = at(begins - 3600, nothing(there))
+    assert "b" in {replica.cluster for replica in first.placement.replicas}
+    evidence = applied(there, first)
+    assert at(begins - 1800, evidence).unchanged is True
+    after = at(begins + 10 * 86400, evidence)
+    assert after.unchanged is msgspec.UNSET
+    assert {replica.cluster for replica in after.placement.replicas} == {"a"}
+
+
+def test_what_another_release_thinks_of_a_device_is_a_change(unfinished, monkeypatch):
+    there, _, evidence = unfinished
+    assert planned(there, evidence).unchanged is True
+    power = Option.power.fget
+    monkeypatch.setattr(Option, "power", property(lambda option: 2.0 * power(option)))
+    assert planned(there, evidence).unchanged is msgspec.UNSET
+
+
 def test_what_breaks_a_rule_moves(tmp_path):
     """All that was remembered runs, and it is one fewer than must: as if another hand had ended it and written so."""
     (tmp_path / "inventory.yaml").write_text(INVENTORY)
@@ -171,5 +204,5 @@ def test_what_breaks_a_rule_moves(tmp_path):
 def test_a_solver_that_keeps_to_no_number_of_moves_is_believed(unfinished):
     there, _, evidence = unfinished
     other = planned(there, evidence, replace(SOON, solver=MempSolver()))
-    assert (other.unchanged is True) is not other.moves_replicas
-    assert other.moves_replicas
+    assert (other.unchanged is True) is not (other.moves is not msgspec.UNSET)
+    assert other.moves is not msgspec.UNSET
