@@ -74,14 +74,14 @@ def show_horizon(
     waits = waits_of(situation, span.step_s)
     number = (2 * len(steps) + 1) * (2 if waits else 1)
     searches = Searches(limit, seed, number, keeps=False, share=FOR_PLACEMENTS, least_s=SHORTEST_S)
-    horizon = planned(steps, situation.current, searches.solve, searches.more, waits)
+    horizon = planned(steps, situation.current, searches.solve, searches.more, waits, searches.clock.left_s)
     units = {"cost": currency_of(source.inventory), "energy": "kWh", "carbon": "kg CO2e"}
     currency = units[steps[0].paid_in]
     if as_json:
         json_data(document(horizon, currency))
         return 0
     data(text(horizon, currency, source.blueprint.zone))
-    for line in _notes(source, steps, waits):
+    for line in _notes(source, steps, waits, horizon.waiting):
         say(line)
     return 0
 
@@ -141,14 +141,19 @@ def _lost(requests: float) -> str:
     return f"{requests:,.0f}"
 
 
-def _notes(source: Source, steps: Sequence[Step], waits: Collection[str]) -> list[str]:
+def _notes(source: Source, steps: Sequence[Step], waits: Collection[str], waiting: Collection[str]) -> list[str]:
     demands = {name: model.demand for name, model in sorted(source.blueprint.models.items())}
     even = [name for name, demand in demands.items() if demand is not None and not demand.factors]
-    by_mean = [name for name, its in demands.items() if its is not None and its.factors and its.quantile is not None]
+    of_quantiles = {name: its for name, its in demands.items() if its is not None and its.quantile is not None}
+    by_mean = [name for name, its in of_quantiles.items() if its.factors or its.wait]
     notes = []
     slow = [name for name, its in demands.items() if its is not None and its.wait is not None and name not in waits]
-    if waits:
-        notes.append(f"{', '.join(waits)}: requests wait, at most as `demand.wait` says, where that costs less")
+    if waiting:
+        notes.append(f"{', '.join(waiting)}: requests wait where that costs less, at most as `demand.wait` says")
+        notes.append("all that comes in this time is served in it: what comes last has less time to wait")
+    if staying := [name for name in waits if name not in waiting]:
+        why = "waiting saves nothing there, or is not planned beside `survive` or `variants`"
+        notes.append(f"served as they come: {', '.join(staying)} ({why})")
     if slow:
         notes.append(f"served as they come, for `demand.wait` is shorter than a step: {', '.join(slow)}")
     if even:

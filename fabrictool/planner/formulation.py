@@ -193,6 +193,10 @@ class Formulation:
         loads = {i: sum(w * float(answer.values[c]) for c, w in self._load(i)) for i in self.chosen}
         return {i: y for i, y in loads.items() if y > 1e-6}
 
+    def rate(self, model: str, answer: ProgramSolution) -> float:
+        """Requests/s of a model that are served."""
+        return math.fsum(weight * float(answer.values[column]) for column, weight in self.served(model))
+
     def usage(self, answer: ProgramSolution) -> dict[int, float]:
         """Replicas by option, not whole ones: of a relaxation."""
         return {i: sum(w * float(answer.values[c]) for c, w in self.count(i)) for i in self.chosen}
@@ -215,7 +219,7 @@ class Formulation:
         return [self._idle[i], *self._levels[i]]
 
     def served(self, model: str) -> Terms:
-        """Requests/s of a model that are served."""
+        """What is served of a model, in requests/s."""
         options = self.problem.options
         # Each request has its prompt read once: by a replica that does both, or by one for prefill.
         mine = (i for i in self.chosen if options[i].model == model and options[i].phase != "decode")

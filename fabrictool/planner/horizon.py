@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 from fabrictool.base.errors import InfeasibleError
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.stages import in_order
-from fabrictool.planner.waiting import by_size, postponed
+from fabrictool.planner.waiting import able_to_wait, postponed
+from fabrictool.planner.work import never
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,10 +43,12 @@ class PlacedStep:
     """One step of a schedule."""
 
     placed: Placed
-    unserved: float
-    """Requests/s."""
+    lacks: float
+    """Requests/s that are not served, by their models' priorities."""
     misses: float
     """Requests/s that miss their SLO."""
+    unserved: float
+    """Requests/s."""
     running: float
     """In what the step is paid in."""
     switching: float
@@ -85,7 +88,8 @@ class Schedule:
     @property
     def value(self) -> tuple[float, float, float]:
         """The less, the better, the first ones first."""
-        return (round(self.unserved, DUST), round(self.misses, DUST), round(self.running + self.switching, 6))
+        lacks = math.fsum(part.lacks for part in self.parts) * self.seconds
+        return (round(lacks, DUST), round(self.misses, DUST), round(self.running + self.switching, 6))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,8 @@ class Horizon:
     """Where every request is served in the step in which it comes; None: none may wait."""
     came: tuple[Step, ...] = ()
     """The steps with the requests that come in them, where others are served in them."""
+    waiting: tuple[str, ...] = ()
+    """Models whose requests wait."""
 
 
 def planned(
@@ -110,31 +116,62 @@ def planned(
     solve: Solve,
     more: Callable[[], bool] = lambda: True,
     waits: Mapping[str, int] | None = None,
+    left_s: Callable[[], float] = never,
 ) -> Horizon:
     """The best schedule that is found from what runs. `solve` gives a problem's last solution; no better schedule is
-    looked for once `more` says no. `waits`: for how many steps a model's requests may wait, where they may.
+    looked for once `more` says no. `waits`: for how many steps a model's requests may wait, where they may; `left_s`:
+    seconds for that.
 
     Raises InfeasibleError where a step has no placement.
     """
     at_once = _at_once(steps, current, solve, more)
-    waiting = by_size(steps, waits or {})
+    waiting = able_to_wait(steps, waits or {})
     if not waiting:
         return at_once
-    rest = _at_once([step.asked(dict.fromkeys(waiting, 0.0)) for step in steps], current, solve, more)
+    later = None
+    while waiting and later is None:
+        later = _later(
+            steps, current, waiting, waits or {}, _at_once(_without(steps, waiting), current, solve, more), left_s
+        )
+    best = replace(at_once, at_once=at_once.schedule, came=tuple(steps))
+    if later is None or later[1].value >= at_once.schedule.value:
+        return best
+    return replace(best, steps=later[0], schedule=later[1], waiting=tuple(waiting))
+
+
+def _without(steps: Sequence[Step], models: Iterable[str]) -> list[Step]:
+    return [step.asked(dict.fromkeys(models, 0.0)) for step in steps]
+
+
+# Wide: what there is, what may wait, and how long that may take.
+def _later(
+    steps: Sequence[Step],
+    current: Mapping[OptionKey, int],
+    waiting: list[str],
+    waits: Mapping[str, int],
+    rest: Horizon,
+    left_s: Callable[[], float],
+) -> tuple[tuple[Step, ...], Schedule] | None:
+    """The steps with what is served in them, and the schedule; where nothing was found for a model in time, None, and
+    `waiting` is without it.
+    """
     placed = [part.placed for part in rest.schedule.parts]
     asked = list(steps)
-    for model in waiting:
-        its = postponed(asked, placed, model, (waits or {})[model], current)
-        if its is not None:
-            asked = [step.asked({model: rate}) for step, rate in zip(asked, its.rates, strict=True)]
-            placed = [
-                tuple(sorted([*(pair for pair in others if pair[0][0] != model), *mine]))
-                for others, mine in zip(placed, its.placed, strict=True)
-            ]
-    later = _Judge(asked, current).schedule(placed)
-    if later is None or later.value >= at_once.schedule.value:
-        return replace(at_once, at_once=at_once.schedule, came=tuple(steps))
-    return replace(at_once, steps=tuple(asked), schedule=later, at_once=at_once.schedule, came=tuple(steps))
+    for at, model in enumerate(waiting):
+        its = postponed(asked, placed, model, waits[model], current, left_s() / (len(waiting) - at))
+        if its is None:
+            waiting.remove(model)
+            return None
+        asked = [step.asked({model: rate}) for step, rate in zip(asked, its.rates, strict=True)]
+        placed = [
+            tuple(sorted([*(pair for pair in others if pair[0][0] != model), *mine]))
+            for others, mine in zip(placed, its.placed, strict=True)
+        ]
+    schedule = _Judge(asked, current).schedule(placed)
+    if schedule is None:
+        waiting.clear()
+        return None
+    return tuple(asked), schedule
 
 
 def _at_once(
@@ -205,12 +242,12 @@ class _Judge:
         self._first: Placed = tuple(sorted((key, k) for key, k in current.items() if k))
         self.options = [{o.key: (i, o) for i, o in enumerate(step.problem.options)} for step in steps]
         self.same = [_first_alike(steps, at) for at in range(len(steps))]
-        self._services: dict[tuple[int, Placed], tuple[float, float] | None] = {}
+        self._services: dict[tuple[int, Placed], tuple[float, float, float] | None] = {}
         self._parts: dict[tuple[int, Placed, Placed], PlacedStep | None] = {}
 
-    def service(self, at: int, placed: Placed) -> tuple[float, float] | None:
-        """Requests/s that are not served, and that miss their SLO; None where the placement is not possible, or is one
-        of many to choose from and enough was tried.
+    def service(self, at: int, placed: Placed) -> tuple[float, float, float] | None:
+        """Requests/s that are not served, by priority; that miss their SLO; and that are not served. None where the
+        placement is not possible, or is one of many to choose from and enough was tried.
         """
         key = (self.same[at], placed)
         if key not in self._services:
@@ -219,16 +256,19 @@ class _Judge:
             self._services[key] = self._service(at, placed)
         return self._services[key]
 
-    def _service(self, at: int, placed: Placed) -> tuple[float, float] | None:
+    def _service(self, at: int, placed: Placed) -> tuple[float, float, float] | None:
         known, problem = self.options[at], self._steps[at].problem
         if any(key not in known for key, _ in placed):
             return None
         counts = {known[key][0]: count for key, count in placed}
-        answer = in_order(Formulation.of_counts(problem, counts), ["served", "slo"], seconds=LP_SECONDS, seed=0)
+        loads = Formulation.of_counts(problem, counts)
+        answer = in_order(loads, ["served", "slo"], seconds=LP_SECONDS, seed=0)
         if answer is None:
             return None
-        values, _ = answer
-        return max(0.0, round(values.get("served", 0.0), DUST)), max(0.0, round(values.get("slo", 0.0), DUST))
+        values, found = answer
+        unserved = math.fsum(max(0.0, need.rate - loads.rate(need.model, found)) for need in problem.needs)
+        lacks, misses = values.get("served", 0.0), values.get("slo", 0.0)
+        return max(0.0, round(lacks, DUST)), max(0.0, round(misses, DUST)), round(unserved, DUST)
 
     def part(self, at: int, before: Placed, placed: Placed) -> PlacedStep | None:
         """One step; None where the placement is not possible."""
@@ -283,9 +323,9 @@ class _Judge:
                     part = self.part(at, before, placed)
                     if part is None:
                         break
-                    unserved, misses = part.unserved * step.seconds, part.misses * step.seconds
+                    lacks, misses = part.lacks * step.seconds, part.misses * step.seconds
                     total = (
-                        round(value[0] + unserved, DUST),
+                        round(value[0] + lacks, DUST),
                         round(value[1] + misses, DUST),
                         value[2] + part.running + part.switching,
                     )

@@ -128,8 +128,9 @@ def _step(situation: Situation, base: PlacementProblem, begin: float, seconds: f
     for need in base.needs:
         demand = models[need.model].demand
         factor = factor_during(demand.factors, begin, seconds, zone) if demand is not None and demand.factors else 1.0
-        # Of a quantile the hours are part; a step is planned for its own mean.
-        rate = need.rate if demand is None or not demand.factors or not demand.windows else demand.mean
+        # Of a quantile the hours are part, and what waits has no windows; a step is planned for its own mean.
+        by_mean = demand is not None and demand.quantile is not None and bool(demand.factors or demand.wait)
+        rate = demand.mean if demand is not None and by_mean else need.rate
         pins = {place: count for place, count in need.pins.items() if not _all_away(place, base.pools, away)}
         needs.append(replace(need, rate=rate * factor, pins=pins))
     options = [_repriced(option, priced) for option in base.options]

@@ -29,10 +29,14 @@ if TYPE_CHECKING:
     from fabrictool.planner.program import ProgramSolution, Terms
     from fabrictool.planner.steps import Placed, Step
 
-SECONDS = 20.0
-"""Of one such program's stage."""
+SECONDS = 60.0
+"""Of one such program's stage, at most."""
+STAGES = 3
 NODES = 300
 GAP = 1e-3
+NOTHING_IN_TIME = "FT2902"
+NEAREST = 4
+"""So many options take part that cost least for a request, and as many that cost least by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +54,18 @@ def postponed(
     model: str,
     wait: int,
     running: Mapping[OptionKey, int],
+    seconds: float = math.inf,
 ) -> Postponed | None:
     """When a model's requests are served that may wait for so many steps; `rest`: what all others hold in each.
 
-    None where nothing was found in time, or a rule leaves no room for the model.
+    None where nothing was found in so many seconds, or a rule leaves no room for the model.
     """
-    if not any(need.model == model for need in steps[0].problem.needs):
-        return None
     wanted = _Wanted(steps, rest, model, wait, running)
     try:
-        answer = wanted.solved()
-    except FabrictoolError:  # FT2902: they are served as they come, then
+        answer = wanted.solved(min(SECONDS, seconds / STAGES))
+    except FabrictoolError as error:
+        if any(problem.code != NOTHING_IN_TIME for problem in error.problems):
+            raise
         return None
     return None if answer is None else wanted.read(answer)
 
@@ -71,7 +76,7 @@ class _Wanted:
     def __init__(
         self, steps: Sequence[Step], rest: Sequence[Placed], model: str, wait: int, running: Mapping[OptionKey, int]
     ) -> None:
-        self._steps, self._model, self._wait = steps, model, wait
+        self._steps, self._model, self._wait, self._running = steps, model, wait, running
         self._program = Program(whole=True)
         self._came = [next(need.rate for need in step.problem.needs if need.model == model) for step in steps]
         self._formulations: list[Formulation] = []
@@ -87,7 +92,7 @@ class _Wanted:
             self._program.row(self._due(at), INFINITY, [*until, (self._lost[at], 1.0)])
             if at:
                 self._program.row(0, INFINITY, [(self._lost[at], 1.0), (self._lost[at - 1], -1.0)])
-        self._paid = self._running_terms() + self._change_terms(running)
+        self._paid = self._running_terms() + self._change_terms()
 
     def _due(self, at: int) -> float:
         """Requests/s of one step that may wait no longer at the end of this one."""
@@ -98,7 +103,7 @@ class _Wanted:
         problem = step.problem
         index = {option.key: i for i, option in enumerate(problem.options)}
         others = {index[key]: count for key, count in rest if key[0] != self._model and key in index}
-        part, _ = part_of(problem, others, range(len(problem.options)), [self._model])
+        part, _ = part_of(problem, others, _promising(step, self._model, self._running), [self._model])
         part = replace(part, needs=tuple(replace(need, rate=could) for need in part.needs))
         formulation = Formulation(part, range(len(part.options)), whole=True, program=self._program)
         self._formulations.append(formulation)
@@ -112,11 +117,11 @@ class _Wanted:
             for column, weight in formulation.count(i)
         ]
 
-    def _change_terms(self, running: Mapping[OptionKey, int]) -> Terms:
+    def _change_terms(self) -> Terms:
         """Columns of what starts and what stops at the beginning of each step."""
         terms: Terms = []
         before: dict[OptionKey, Terms] = {}
-        already: Mapping[OptionKey, int] = {key: k for key, k in running.items() if key[0] == self._model}
+        already: Mapping[OptionKey, int] = {key: k for key, k in self._running.items() if key[0] == self._model}
         for step, formulation in zip(self._steps, self._formulations, strict=True):
             now = {option.key: formulation.count(i) for i, option in enumerate(formulation.problem.options)}
             there = {option.key: option for option in (*formulation.problem.options, *step.gone.values())}
@@ -130,13 +135,13 @@ class _Wanted:
             before, already = now, {}
         return terms
 
-    def solved(self) -> ProgramSolution | None:
+    def solved(self, seconds: float) -> ProgramSolution | None:
         misses = [term for formulation in self._formulations for term in formulation.terms("slo")]
         answer: ProgramSolution | None = None
         for terms in ([(self._lost[-1], 1.0)], misses, self._paid):
             if terms:
                 start = None if answer is None else answer.values
-                answer = self._program.minimise(terms, seconds=SECONDS, seed=0, gap=GAP, nodes=NODES, start=start)
+                answer = self._program.minimise(terms, seconds=seconds, seed=0, gap=GAP, nodes=NODES, start=start)
                 if answer is None:
                     return None
                 self._program.row(-INFINITY, answer.objective + rounding(answer.objective), terms)
@@ -149,7 +154,7 @@ class _Wanted:
             options = formulation.problem.options
             counts = formulation.counts(answer)
             placed.append(tuple(sorted((options[i].key, count) for i, count in counts.items())))
-            served = math.fsum(weight * float(answer.values[column]) for column, weight in self._served[at])
+            served = formulation.rate(self._model, answer)
             all_served += served
             # Not as the columns say: they may give up early what is lost later.
             now = max(lost, self._due(at) - all_served)
@@ -159,11 +164,33 @@ class _Wanted:
         return Postponed(tuple(placed), tuple(rate * scale for rate in rates))
 
 
-def by_size(steps: Sequence[Step], waits: Mapping[str, int]) -> list[str]:
-    """The models that may wait, the one with the most requests first."""
+def _promising(step: Step, model: str, running: Mapping[OptionKey, int]) -> list[int]:
+    """Options with which a model is served cheaply, those that run, and those that a rule wants."""
+    problem = step.problem
+    mine = problem.of(model)
+    rates = {i: max((level.rate for level in problem.options[i].levels if level.attains), default=0.0) for i in mine}
+    able = [i for i in mine if rates[i] > 0.0] or mine
+    by_request = sorted(able, key=lambda i: (step.price(problem.options[i]) / (rates[i] or 1.0), i))[:NEAREST]
+    alone = sorted(able, key=lambda i: (step.price(problem.options[i]), i))[:NEAREST]
+    pins = [place for need in problem.needs if need.model == model for place in need.pins]
+    wanted = [
+        i for i in mine
+        if problem.options[i].key in running or problem.options[i].key in problem.fixed
+        or any(problem.options[i].pool.within(*place) for place in pins)
+    ]  # fmt: skip
+    return sorted({*by_request, *alone, *wanted})
+
+
+def able_to_wait(steps: Sequence[Step], waits: Mapping[str, int]) -> list[str]:
+    """The models whose requests may wait, the one with the most first.
+
+    Not those with several variants, which would wait for hours of the worse one, nor those that are to survive a loss,
+    whose reserve is of the demand that they have at once.
+    """
     total: dict[str, float] = defaultdict(float)
     for step in steps:
+        lesser = {option.model for option in step.problem.options if option.steps_down}
         for need in step.problem.needs:
-            if waits.get(need.model):
+            if waits.get(need.model) and need.survive is None and need.model not in lesser:
                 total[need.model] += need.rate
-    return sorted(total, key=lambda model: (-total[model], model))
+    return sorted((model for model in total if total[model]), key=lambda model: (-total[model], model))

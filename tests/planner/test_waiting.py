@@ -134,6 +134,66 @@ def checked(demands, rates, wait):
         assert math.fsum(rates[: at + 1]) >= math.fsum(demands[: max(0, at + 1 - wait)]) - 1e-5
 
 
+def two_that_wait():
+    where = pool("a", nodes=6, price=1.0)
+    needs = [ModelNeed("x", 0.0, 0, 6), ModelNeed("y", 0.0, 0, 6)]
+    instance = problem(needs, [option("x", where), option("y", where)], [where], objective=("slo", "cost"))
+    return at_prices(steps(instance, [(MOST, MOST), (MOST, MOST), (0.0, 0.0)]), [5.0, 5.0, 1.0])
+
+
+def test_several_models_wait_beside_each_other():
+    horizon = planned(two_that_wait(), {}, solve, waits={"x": 2, "y": 2})
+    assert [part.replicas for part in horizon.schedule.parts] == [0, 0, 4]
+    assert horizon.waiting == ("x", "y")
+    assert horizon.schedule.running < horizon.at_once.running / 4
+
+
+def test_others_wait_where_nothing_was_found_for_one(monkeypatch):
+    def found(steps_, rest, model, *more):
+        return None if model == "y" else postponed(steps_, rest, model, *more)
+
+    monkeypatch.setattr("fabrictool.planner.horizon.postponed", found)
+    horizon = planned(two_that_wait(), {}, solve, waits={"x": 2, "y": 2})
+    assert horizon.waiting == ("x",)
+    counts_ = [{key[0]: k for key, k in part.placed} for part in horizon.schedule.parts]
+    assert counts_ == [{"y": 1}, {"y": 1}, {"x": 2}]
+
+
+def test_what_is_to_survive_a_loss_and_what_has_variants_does_not_wait():
+    every = batch([MOST, MOST, 0.0], [5.0, 5.0, 1.0])
+    surviving = tuple(
+        replace(
+            step, problem=replace(step.problem, needs=tuple(replace(n, survive="node") for n in step.problem.needs))
+        )
+        for step in every
+    )
+    assert planned(surviving, {}, solve, waits={"m": 2}).waiting == ()
+    where = pool("a", nodes=4)
+    options = [option("m", where), replace(option("m", where, capacity=2.0), variant="int4", steps_down=1)]
+    instance = problem([ModelNeed("m", 0.0, 0, 4)], options, [where], objective=("slo", "quality", "cost"))
+    lesser = at_prices(steps(instance, [(MOST,), (MOST,), (0.0,)]), [5.0, 5.0, 1.0])
+    assert planned(lesser, {}, solve, waits={"m": 2}).waiting == ()
+
+
+def test_what_is_unserved_is_told_in_requests_whatever_their_priority():
+    where = pool("a", nodes=1)
+    needs = [ModelNeed("m", 0.0, 0, 4, priority=5)]
+    instance = problem(needs, [option("m", where)], [where], objective=("slo", "cost"))
+    horizon = planned(steps(instance, [(3 * MOST,)]), {}, solve)
+    assert horizon.schedule.parts[0].unserved == pytest.approx(2 * MOST)
+    assert horizon.schedule.parts[0].lacks == pytest.approx(5 * 2 * MOST)
+
+
+def test_a_step_under_maintenance_serves_nothing():
+    away = [(), [("a", "p")], ()]
+    where = pool("a", nodes=4)
+    instance = problem([ModelNeed("m", 0.0, 0, 4)], [option("m", where)], [where], objective=("slo", "cost"))
+    every = at_prices(steps(instance, [(MOST,), (MOST,), (0.0,)], away=away), [5.0, 1.0, 2.0])
+    horizon = planned(every, {}, solve, waits={"m": 2})
+    assert [part.replicas for part in horizon.schedule.parts] == [0, 0, 2]
+    assert horizon.at_once.unserved == pytest.approx(MOST * HOUR)
+
+
 @seeds(0, drawn=6, long=200)
 def test_waiting_is_never_worse_than_serving_at_once(seed):
     instance, demands = drawn(seed, number=4)
