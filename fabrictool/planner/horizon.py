@@ -265,8 +265,8 @@ class _Judge:
         answer = in_order(loads, ["served", "slo"], seconds=LP_SECONDS, seed=0)
         if answer is None:
             return None
-        values, found = answer
-        unserved = math.fsum(max(0.0, need.rate - loads.rate(need.model, found)) for need in problem.needs)
+        values, solution = answer
+        unserved = math.fsum(max(0.0, need.rate - loads.rate(need.model, solution)) for need in problem.needs)
         lacks, misses = values.get("served", 0.0), values.get("slo", 0.0)
         return max(0.0, round(lacks, DUST)), max(0.0, round(misses, DUST)), round(unserved, DUST)
 

@@ -149,10 +149,10 @@ def test_several_models_wait_beside_each_other():
 
 
 def test_others_wait_where_nothing_was_found_for_one(monkeypatch):
-    def found(steps_, rest, model, *more):
+    def without_y(steps_, rest, model, *more):
         return None if model == "y" else postponed(steps_, rest, model, *more)
 
-    monkeypatch.setattr("fabrictool.planner.horizon.postponed", found)
+    monkeypatch.setattr("fabrictool.planner.horizon.postponed", without_y)
     horizon = planned(two_that_wait(), {}, solve, waits={"x": 2, "y": 2})
     assert horizon.waiting == ("x",)
     counts_ = [{key[0]: k for key, k in part.placed} for part in horizon.schedule.parts]
