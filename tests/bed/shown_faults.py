@@ -44,6 +44,12 @@ class Fault:
             return trouble.since is not None and trouble.since >= self.begun - CLOCKS_S
         return look.operator is not None and look.operator.at >= self.begun
 
+    def known_in(self, looks):
+        """Whether any look of its time knows that a replica is missing: one may be back before the next look."""
+        there = [look for look in looks if self.begun <= look.at <= (self.ended or look.at)]
+        return any(model.missing or model.ready < (model.planned or 0) for look in there if look.live is not None
+                   for model in getattr(look.live, "models", ()))  # fmt: skip
+
     def shown_in(self, looks):
         """Positions of the looks at which a row tells of it, when it was to be seen."""
         history, found = History(), []
