@@ -120,8 +120,8 @@ def plan(
         str | None,
         typer.Option(
             metavar="CRITERIA",
-            help="Show what each costs in terms of the others, instead of making a plan: two or three of cost, energy"
-            " and one of latency, slo (load that misses it), such as cost,slo.",
+            help="Show what each costs in terms of the others, instead of making a plan: two or three of cost, energy,"
+            " carbon and one of latency, slo (load that misses it), such as cost,slo.",
         ),
     ] = None,
     horizon: HorizonOption = None,

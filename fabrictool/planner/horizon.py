@@ -205,7 +205,7 @@ def _at_once(
 
 
 def _solved(problem: PlacementProblem, solve: Solve) -> Placed:
-    solution = solve(problem)
+    solution = solve(replace(problem, runs_elsewhere=True))  # what starts costs that, though nothing runs yet
     options = problem.options + solution.added
     return tuple(sorted((options[i].key, count) for i, count in solution.counts.items() if count))
 

@@ -66,6 +66,8 @@ def front(
 
     Raises InfeasibleError where there is no placement at all, UsageError FT2031 where a criterion has no figures.
     """
+    if "cost" in criteria and not any(pool.price_per_node_hour for pool in problem.pools):
+        raise UsageError.of("FT2031", "no partition has a price", hint="write `price` for them in the inventory")
     unknown = sorted({pool.site for pool in problem.pools if pool.carbon_per_kwh is None})
     if "carbon" in criteria and unknown:
         message = f"nothing says what electricity emits at {', '.join(unknown)}"

@@ -275,11 +275,13 @@ def test_blueprints_without_it_have_the_digest_that_they_had(tmp_path):
     for parallelism in (document["models"]["m"]["parallelism"], document["defaults"]["parallelism"]):
         assert parallelism.pop("dp") is None
     assert document["models"]["m"].pop("variants") == []
-    newer = ("quantile", "window", "groups", "hours", "begins")
-    assert [document["models"]["m"]["demand"].pop(name) for name in newer] == [None] * 5
+    newer = ("quantile", "window", "groups", "hours", "begins", "wait")
+    assert [document["models"]["m"]["demand"].pop(name) for name in newer] == [None] * 6
     inventory = there.inventory.model_dump(mode="json", exclude={"calibrations", "limits"})
     for cluster in inventory["clusters"].values():
         assert all(partition.pop("price_hours") is None for partition in cluster["partitions"].values())
+    for site in inventory["sites"].values():
+        assert (site.pop("carbon"), site.pop("carbon_hours")) == (None, None)
     assert inputs_digest(there.blueprint, there.inventory) == digest([document, inventory])
     pinned = loaded(tmp_path, rules="parallelism: {dp: 2}")
     assert inputs_digest(pinned.blueprint, there.inventory) != digest([document, inventory])

@@ -123,7 +123,7 @@ def test_never_worse_than_without_a_look_ahead_or_than_the_peak_all_the_time(see
     assert horizon.peak is None or horizon.schedule.value <= horizon.peak.value
 
 
-@seeds(5, drawn=5, long=50, known=(286959057, 99826269))
+@seeds(5, drawn=5, long=50, known=(286959057, 99826269, 512647439))
 def test_close_to_the_best_of_all_placements_in_all_steps(seed):
     """Dynamic programming over every placement that there is gives the best: no schedule is below it."""
     instance, demands = drawn(seed, most=2, number=3)
@@ -142,7 +142,7 @@ def test_close_to_the_best_of_all_placements_in_all_steps(seed):
     ours, least = horizon.schedule.value, best.value
     assert [round(value, 3) for value in ours] >= [round(value, 3) for value in least], "nothing is better than all"
     assert ours[:2] == pytest.approx(least[:2], abs=1.0), "service comes first in both"
-    assert ours[2] <= 1.3 * least[2] + 1e-6, "within 10 % of it in 53 of 55 instances, and within 18 % in all"
+    assert ours[2] <= 1.2 * least[2] + 1e-6, "the best in 296 of 309 instances, and within 9 % in all"
 
 
 @seeds(5, drawn=5, long=50)

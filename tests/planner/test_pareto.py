@@ -4,6 +4,7 @@ import itertools
 import random
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from fabrictool.base.errors import InfeasibleError, UsageError
@@ -61,7 +62,7 @@ def test_the_table_fits_a_screen_and_the_document_has_whole_placements():
     lines = text(kept, ("cost", "energy"), "CHF").splitlines()
     assert all(len(line) <= 80 for line in lines)
     assert [line.startswith("→") for line in lines] == [False] + [point.chosen for point in kept]
-    told = document(instance, ("cost", "energy"), kept, complete=True)
+    told = msgspec.to_builtins(document(instance, ("cost", "energy"), kept, complete=True))
     for point in told["points"]:
         prices = {"a": 1.0, "b": 3.0, "c": 5.0}
         cost = sum(prices[its["cluster"]] * its["replicas"] for its in point["placement"])
