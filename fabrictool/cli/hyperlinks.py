@@ -38,9 +38,16 @@ def hyperlinks(environment: Mapping[str, str]) -> bool:
 
 def linked(text: str, place: str, file: Path) -> str:
     """`text`, in which `place` leads to `file`. It is made fit for a terminal before: no text of others gets a link."""
-    if not hyperlinks(os.environ) or not file.is_file():
+    if not hyperlinks(os.environ) or not _is_there(file):
         return text
     path = file.absolute().as_uri().removeprefix("file://")
     before, named, after = text.partition(place)
     # With this machine's name a terminal knows that the file of a remote shell is none of its own.
     return f"{before}\x1b]8;;file://{os.uname().nodename}{path}\x1b\\{named}\x1b]8;;\x1b\\{after}" if named else text
+
+
+def _is_there(file: Path) -> bool:
+    try:
+        return file.is_file()
+    except OSError:  # in a folder of somebody else's, or with too long a name
+        return False

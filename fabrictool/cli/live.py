@@ -16,7 +16,7 @@ from fabrictool.base.aside import begun
 from fabrictool.base.errors import FabrictoolError, UnreachableError, UsageError
 from fabrictool.cli.output import octets_text
 from fabrictool.cli.watching import gateway_url
-from fabrictool.status.client import NoFleetError, StatusUnavailableError, fetch, fetch_fleet
+from fabrictool.status.client import MOST_REDIRECTS, NoFleetError, StatusUnavailableError, fetch, fetch_fleet
 from fabrictool.status.documents import AgentStatus, GatewayStatus
 from fabrictool.status.sightings import JournalLine, Moved, OperatorView, Sighting, UnitView
 
@@ -83,11 +83,12 @@ class LiveStatus:
             if not self.url:
                 self.url = self._found()
             url = self.url
-            document = in_time(lambda: fetch(url, timeout_s=ANSWER_S, key=self._key), url)
+            follow = MOST_REDIRECTS if not self._hosts else 0  # a host's page sends nobody elsewhere
+            document = in_time(lambda: fetch(url, timeout_s=ANSWER_S, key=self._key, redirects=follow), url)
             self._hear(_named(document))
             if isinstance(document, AgentStatus):
                 with contextlib.suppress(NoFleetError):  # of an earlier release: its own document is all that it has
-                    return in_time(lambda: fetch_fleet(url, timeout_s=ANSWER_S), url)
+                    return in_time(lambda: fetch_fleet(url, timeout_s=ANSWER_S, redirects=follow), url)
             return document
         except FabrictoolError as error:
             if self._heard and self._lost is None:

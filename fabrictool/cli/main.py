@@ -41,7 +41,8 @@ def _run(arguments: list[str]) -> int:
 
     as_json = "--json" in arguments
     try:
-        asked_for_help = not HELP.isdisjoint(arguments) and sys.stdout.isatty()
+        ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
+        asked_for_help = not HELP.isdisjoint(ours) and sys.stdout.isatty()
         with whole_words(os.environ), help_paged(wanted=asked_for_help):
             result = typer.main.get_command(build()).main(arguments, prog_name="fabrictool", standalone_mode=False)
     except FabrictoolError as error:

@@ -28,8 +28,11 @@ def page(text: str) -> None:
         return
     from click import echo_via_pager
 
-    with _less_told(), _interrupts_left_to_the_pager():
-        echo_via_pager(shown(text, sys.stdout), color=True)
+    try:
+        with _less_told(), _interrupts_left_to_the_pager():
+            echo_via_pager(shown(text, sys.stdout), color=True)
+    except ValueError:  # PAGER is no command, such as one with a quote that does not end
+        data(text)
 
 
 @contextlib.contextmanager

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from fabrictool.base.aside import begun
 from fabrictool.base.errors import FabrictoolError, UnreachableError
 from fabrictool.clusters.schedulers import shell
 from fabrictool.status.client import StatusUnavailableError, fetch
@@ -20,7 +22,11 @@ if TYPE_CHECKING:
     from fabrictool.clusters.connections.protocol import Connection
 
 ASK_S = 3.0
+WHOLE_S = 6.0
+"""Until a page's answer is whole, however little of it comes at a time."""
 LOOK_S = 20.0
+"""For the list of pages, and then for those on it."""
+WHOLE = "@end"
 _LINE = re.compile(r"([^/\t]+)/([^/\t]+)(?:\t(.*))?")
 
 
@@ -62,7 +68,10 @@ class HostPages:
         self._opened = self._opened or self._connect()
         connection, pages = self._look()
         answering: list[tuple[int, HostPage]] = []
+        until = time.monotonic() + LOOK_S
         for page in sorted((page for page in pages if page.port is not None), key=lambda page: not page.is_gateway):
+            if time.monotonic() > until:
+                break
             with _way(connection, page) as url:
                 rank = _rank(url, page.fabric)
             answering += [] if rank is None else [(rank, page)]
@@ -90,7 +99,11 @@ class HostPages:
             except FabrictoolError as error:
                 refusal = refusal or error
                 continue
-            return connection, read_pages(done.stdout.decode(errors="replace"))
+            text = done.stdout.decode(errors="replace")
+            if text.rstrip().endswith(WHOLE):
+                return connection, read_pages(text)
+            message = f"what {self.name} says of its units is not whole"
+            refusal = refusal or UnreachableError.of("FT5207", message, thing=f"host/{self.name}", transient=True)
         raise refusal or UnreachableError.of("FT5207", f"{self.name} has no login node")
 
     def _nobody(self, pages: Sequence[HostPage]) -> FabrictoolError:
@@ -127,8 +140,8 @@ def _way(connection: Connection, page: HostPage) -> Iterator[str]:
 def _rank(url: str, fabric: str) -> int | None:
     """0 a gateway that clients use, 1 a hub or an agent; None: it does not answer, or is another's by now."""
     try:
-        document = fetch(url, timeout_s=ASK_S)
-    except StatusUnavailableError:
+        document = begun(lambda: fetch(url, timeout_s=ASK_S, redirects=0)).result(WHOLE_S)
+    except (StatusUnavailableError, TimeoutError):
         return None
     if document.fabric != fabric:
         return None

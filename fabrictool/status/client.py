@@ -32,8 +32,8 @@ class NoFleetError(FabrictoolError):
     """What answers shows nothing of the mesh (FT5203)."""
 
 
-def fetch(url: str, *, timeout_s: float = 5.0, key: str = "") -> StatusDocument:
-    """The document at `url`, whose path defaults to ``/status``.
+def fetch(url: str, *, timeout_s: float = 5.0, key: str = "", redirects: int = MOST_REDIRECTS) -> StatusDocument:
+    """The document at `url`, whose path defaults to ``/status``; no redirect is followed with a `key`.
 
     Raises
     ------
@@ -43,7 +43,7 @@ def fetch(url: str, *, timeout_s: float = 5.0, key: str = "") -> StatusDocument:
     parts = _parts(url)
     full = url if parts.path not in ("", "/") else url.rstrip("/") + "/status"
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    answer = _answer(full, headers, timeout_s)
+    answer = _answer(full, headers, timeout_s, 0 if key else redirects)
     if answer.status in (401, 403):
         raise _unavailable(
             full, "the key is not accepted" if key else "it asks for a key", "give one with --key secret://env/NAME"
@@ -53,7 +53,7 @@ def fetch(url: str, *, timeout_s: float = 5.0, key: str = "") -> StatusDocument:
     return _decoded(full, answer.body, decode)
 
 
-def fetch_fleet(url: str, *, timeout_s: float = 5.0) -> FleetStatus:
+def fetch_fleet(url: str, *, timeout_s: float = 5.0, redirects: int = MOST_REDIRECTS) -> FleetStatus:
     """The mesh as the unit with the status page `url` sees it.
 
     Raises
@@ -61,18 +61,18 @@ def fetch_fleet(url: str, *, timeout_s: float = 5.0) -> FleetStatus:
     FabrictoolError
         FT5201 nobody answers, or not with such a document; FT5203 what answers has no such page.
     """
-    return _view(url, "/fleet", msgspec.json.Decoder(FleetStatus).decode, timeout_s)
+    return _view(url, "/fleet", msgspec.json.Decoder(FleetStatus).decode, timeout_s, redirects)
 
 
 def fetch_records(url: str, *, timeout_s: float = 5.0) -> RecordsStatus:
     """All records of the unit with the status page `url`; raises as `fetch_fleet` does."""
-    return _view(url, "/records", msgspec.json.Decoder(RecordsStatus).decode, timeout_s)
+    return _view(url, "/records", msgspec.json.Decoder(RecordsStatus).decode, timeout_s, MOST_REDIRECTS)
 
 
-def _view(url: str, page: str, reader: Callable[[bytes], _D], timeout_s: float) -> _D:
+def _view(url: str, page: str, reader: Callable[[bytes], _D], timeout_s: float, redirects: int) -> _D:
     parts = _parts(url)
     full = parts._replace(path=page, query="", fragment="").geturl()
-    answer = _answer(full, {}, timeout_s)
+    answer = _answer(full, {}, timeout_s, redirects)
     if answer.status == 200:
         return _decoded(full, answer.body, reader)
     if answer.status in (401, 403, 404, 405):
@@ -97,11 +97,10 @@ def _parts(url: str) -> SplitResult:
     return parts
 
 
-def _answer(full: str, headers: Mapping[str, str], timeout_s: float) -> HttpResponse:
+def _answer(full: str, headers: Mapping[str, str], timeout_s: float, redirects: int) -> HttpResponse:
     """Past any proxy: agents and gateways are asked from within their network."""
     try:
-        follow = 0 if headers else MOST_REDIRECTS
-        return ask("GET", full, headers=headers, timeout_s=timeout_s, direct=True, redirects=follow)
+        return ask("GET", full, headers=headers, timeout_s=timeout_s, direct=True, redirects=redirects)
     except (NoAnswerError, UnsendableError) as error:
         raise _unavailable(full, str(error)) from error
 

@@ -1,7 +1,8 @@
 """What OpenSSH's client is told, and what its log says. Pure text.
 
 Each host on the way has pinned keys in a ``known_hosts`` of its own; no file of the user's is read unless asked for.
-Options on the command line win over every file, so an opted-in ``ssh_config`` cannot loosen them.
+Options on the command line win over every file, so an opted-in ``ssh_config`` cannot loosen them for the host itself. A
+``ProxyJump`` that such a file says is OpenSSH's own affair: its jump host is checked as that file wants it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from fabrictool.clusters.connections.settings import ConnectionLimits
 
 STRICT = {
+    "IgnoreUnknown": "KnownHostsCommand,SessionType",
+    "KnownHostsCommand": "none",
+    "RemoteCommand": "none",
+    "SessionType": "default",
     "BatchMode": "yes",
     "StrictHostKeyChecking": "yes",
     "GlobalKnownHostsFile": "/dev/null",

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 from fabrictool.base.errors import UnreachableError, UsageError
+from fabrictool.clusters.connections.pins import SIGNATURES
 from fabrictool.clusters.connections.protocol import Endpoint
 
 ASK_S = 10.0
@@ -40,13 +41,16 @@ def endpoint_by_config(host: str, user: str = "", port: int | None = None) -> En
     keys = _keys(alias, [Path(file).expanduser() for file in files])
     if not keys:
         message = f"no host key of {host} is known: your known_hosts has none of {alias}"
-        hint = f"compare it first (`fabrictool trust host {name}:{number}`), then accept it once with `ssh {host}`"
+        accept = " ".join(
+            ["ssh", *(["-l", user] if user else []), *(["-p", str(port)] if port is not None else []), host]
+        )
+        hint = f"compare it first (`fabrictool trust host {name}:{number}`), then accept it once with `{accept}`"
         raise UsageError.of("FT5304", message, hint=hint)
     return Endpoint(host, number, known.get("user", user), keys)
 
 
 def _keys(alias: str, files: list[Path]) -> tuple[str, ...]:
-    """Those that are not revoked; hashed names are found, too."""
+    """Those of a kind that is supported and not revoked; hashed names are found, too."""
     keys: dict[str, None] = {}
     revoked = set()
     for file in files:
@@ -61,14 +65,16 @@ def _keys(alias: str, files: list[Path]) -> tuple[str, ...]:
                 key = f"{words[1]} {words[2]}"
                 revoked.update([key] if marker == "@revoked" else [])
                 keys[f"{marker} {key}".strip()] = None
-    return tuple(key for key in keys if " ".join(key.split()[-2:]) not in revoked)
+    usable = [key for key in keys if key.split()[-2] in SIGNATURES and " ".join(key.split()[-2:]) not in revoked]
+    # A certificate of a revoked key would pass by its authority alone.
+    return tuple(key for key in usable if not (revoked and key.startswith("@")))
 
 
 def _said(argv: list[str], *, failing: bool = False) -> str:
     """`failing`: its exit status is no answer, for it says whether something was found."""
     try:
         done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ASK_S, check=False
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=ASK_S, check=False
         )
     except FileNotFoundError as error:
         raise UnreachableError.of("FT5312", f"the program `{argv[0]}` is not installed here") from error
