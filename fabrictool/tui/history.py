@@ -121,11 +121,12 @@ class History:
 
 def states_of(gateway: GatewayStatus) -> Mapping[str, str]:
     """Node or replica → whether it serves."""
-    states = {}
+    states: dict[str, str] = {}
     for node in gateway.nodes:
         names = [service.replica for service in node.services if service.lifecycle in ("JOIN", "SERVING")]
         for name in names or [node.node or node.session[:8]]:
-            states[name] = "up" if node.connected else "lost"
+            if node.connected or states.get(name) != "up":  # another one may serve what a lost one did
+                states[name] = "up" if node.connected else "lost"
     for model in gateway.models:
         for replica in model.missing:
             states[replica] = "missing"

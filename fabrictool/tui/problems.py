@@ -95,7 +95,7 @@ def _of_models(gateway: GatewayStatus, operator: OperatorView | None, history: H
         wanted = model.wanted
         if wanted and not model.ready:
             yield Trouble(model.model, "bad", "not served", None, f"0 of {wanted} replicas are ready", HEAL)
-        elif wanted and model.ready < wanted:
+        elif wanted and model.ready < wanted and (model.planned is None or model.ready < model.planned - model.dormant):
             why = f"{model.ready} of {wanted} replicas are ready"
             yield Trouble(model.model, "worth a look", "degraded", None, why, HEAL)
         missed = missed_targets(model, targets.get(model.model, (None, None)))
@@ -108,16 +108,25 @@ def _of_models(gateway: GatewayStatus, operator: OperatorView | None, history: H
 
 
 def _of_nodes(gateway: GatewayStatus, units: dict[str, UnitView], history: History, now: float) -> Iterator[Trouble]:
+    followed = {
+        service.replica
+        for node in gateway.nodes
+        for service in node.services
+        if node.connected and service.lifecycle == "SERVING"
+    }
     for node in gateway.nodes:
         replicas = [service.replica for service in node.services if service.lifecycle in ("JOIN", "SERVING")]
         name = replicas[0] if replicas else node.node or node.session[:8]
         command = _logs(name) if replicas else MEMBERS
         unit = units.get(name)
         notes = [service.note for service in node.services if service.note]
-        if not node.connected and node.role != "gateway" and node.lifecycle in ("JOIN", "SERVING"):
+        gone = not node.connected and node.role != "gateway" and node.lifecycle in ("JOIN", "SERVING")
+        # A killed agent is known for minutes; once another one serves its replica, nobody needs to do anything.
+        if gone and not (replicas and followed.issuperset(replicas)):
             why = (unit.detail if unit is not None else "") or (notes[-1] if notes else "its tunnel broke")
             where = "/".join(filter(None, (node.cluster, node.node)))
-            yield Trouble(name, "bad", "lost", node.disconnected_at, f"{where}: {why}", command)
+            since = max(node.disconnected_at or 0.0, history.since(name) or 0.0) or None
+            yield Trouble(name, "bad", "lost", since, f"{where}: {why}", command)
         if node.connected and node.ends_at is not None and node.ends_at - now < WALLTIME_S:
             left = max(0.0, node.ends_at - now)
             why = f"its allocation ends in {left / 60:.0f} min"

@@ -12,8 +12,9 @@ from fabrictool.status.documents import Event
 from fabrictool.status.sightings import Moved, OperatorView, Sighting
 from fabrictool.tui.app import Top
 from fabrictool.tui.feeds import Playback
+from fabrictool.tui.history import History
 from fabrictool.tui.view import ScreenView
-from tests.tui.test_top import NOW, OPERATOR, cells, column, gateway, settled, text
+from tests.tui.test_top import NOW, OPERATOR, cells, column, gateway, node, settled, text
 
 
 class Looks:
@@ -295,3 +296,17 @@ def test_of_a_replica_that_is_missing_the_older_word_of_its_cluster_is_said_as_s
     whys = {trouble.subject: trouble.why for trouble in ScreenView(look, NOW).troubles if trouble.what == "missing"}
     assert whys["llama/0"].startswith("no node serves it; its cluster said last: running")
     assert whys["llama/9"] == "planned, and no node serves or loads it"
+
+
+def test_a_killed_agent_is_no_trouble_once_another_serves_its_replica_and_is_told_anew_when_that_goes():
+    """The gateway knows of the dead one for minutes."""
+    dead = node("n1", "clariden", "cscs", connected=False, disconnected_at=NOW, replica="llama/1")
+    heir = node("n2", "clariden", "cscs", replica="llama/1")
+    alone, both = gateway(nodes=[dead]), gateway(nodes=[dead, heir])
+    history, told = History(), []
+    for at, document in enumerate((gateway(nodes=[heir]), alone, both, both, alone)):
+        look = Sighting(at=NOW + at, live=document)
+        history.add(look)
+        lost = [its for its in ScreenView(look, look.at, history).troubles if its.what == "lost"]
+        told.append([(its.subject, its.since - NOW) for its in lost])
+    assert told == [[], [("llama/1", 1.0)], [], [], [("llama/1", 4.0)]]
