@@ -305,7 +305,7 @@ def test_a_killed_agent_is_no_trouble_once_another_serves_its_replica_and_is_tol
     alone, both = gateway(nodes=[dead]), gateway(nodes=[dead, heir])
     history, told = History(), []
     for at, document in enumerate((gateway(nodes=[heir]), alone, both, both, alone)):
-        look = Sighting(at=NOW + at, live=document)
+        look = Sighting(at=NOW + at, live=msgspec.structs.replace(document, at=NOW + at))
         history.add(look)
         lost = [its for its in ScreenView(look, look.at, history).troubles if its.what == "lost"]
         told.append([(its.subject, its.since - NOW) for its in lost])
