@@ -70,7 +70,6 @@ class Explanation(JsonDocument, frozen=True, kw_only=True, tag="explanation"):
     title: str
     text: str
     hint: str
-    """What to do."""
 
 
 class FieldRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +95,7 @@ class FieldExplanation(JsonDocument, frozen=True, kw_only=True, tag="field"):
     required: bool
     text: str
     keys: list[FieldRow]
-    """Those below it."""
+    """Keys that stand below it in the file."""
 
 
 class Decision(JsonDocument, frozen=True, kw_only=True, tag="decision"):
@@ -356,7 +355,7 @@ class CertificateRow(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     federation: str
     not_after: str
-    """A day."""
+    """The day, such as 2026-12-01."""
 
 
 class RevokedRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -365,7 +364,7 @@ class RevokedRow(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     provider: str
     until: str
-    """A day."""
+    """The day, such as 2026-12-01."""
 
 
 class TrustAnswer(JsonDocument, frozen=True, kw_only=True, tag="trust"):

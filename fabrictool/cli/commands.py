@@ -27,6 +27,7 @@ from fabrictool.cli import (
     state_commands,
     trust_commands,
     usage_command,
+    watch_commands,
     weights_commands,
 )
 from fabrictool.cli.help_groups import GroupedCommands
@@ -49,6 +50,7 @@ def build() -> typer.Typer:
         blueprint_commands,
         show_command,
         fabric_commands,
+        watch_commands,
         observe_command,
         simulate_commands,
         recommend_command,

@@ -1,4 +1,4 @@
-"""``plan``, ``apply``, ``reconcile``, ``destroy``, ``status``, ``logs``, ``events``, ``top`` and ``demo``."""
+"""``plan``, ``apply``, ``reconcile``, ``destroy`` and ``demo``."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ from fabrictool.cli.options import (
     ImproveOption,
     InventoryOption,
     JsonOption,
-    KeyOption,
     OverlayOption,
     PolicyOption,
     ScenarioOption,
-    SshOption,
     StepOption,
     YesOption,
+    refuse,
     seconds,
 )
 from fabrictool.cli.source import Source
@@ -31,18 +30,6 @@ from fabrictool.cli.source import Source
 MOVE_LIMITED = ("exact", "cp", "cp-uniform")
 LIKELY_LARGE = 10
 """Models times clusters from which on a search will hardly be over before its engine has been started."""
-
-
-class ScreenName(StrEnum):
-    """A screen that `top` can begin with."""
-
-    OVERVIEW = "overview"
-    MODELS = "models"
-    NODES = "nodes"
-    JOBS = "jobs"
-    MESH = "mesh"
-    EVENTS = "events"
-    PLAN = "plan"
 
 
 class DemoName(StrEnum):
@@ -53,7 +40,7 @@ class DemoName(StrEnum):
 
 
 def register(app: typer.Typer) -> None:
-    for function in (plan, apply, reconcile, destroy, status, logs, events, top, demo):
+    for function in (plan, apply, reconcile, destroy, demo):
         app.command(function.__name__)(function)
 
 
@@ -194,21 +181,24 @@ def plan(
     from fabrictool.planner.plan import PlanOptions
     from fabrictool.planner.solvers.exact import ExactSolver
 
-    _refuse("either --budget or --work", budget is not None and work is not None)
+    refuse("either --budget or --work", budget is not None and work is not None)
     limit = search_limit(budget, work)
-    _refuse("--observed, --root and --max-age need --offline", (observed_file or root or max_age) and not offline)
-    _refuse("either --offline or --assume-empty", offline and assume_empty)
+    refuse("--observed, --root and --max-age need --offline", (observed_file or root or max_age) and not offline)
+    refuse("either --offline or --assume-empty", offline and assume_empty)
     source = Source(blueprint, inventory, overlay, scenario, planned=not (what_if or pareto or horizon))
-    _refuse("--step and --at need --horizon", (step or at) and not horizon)
-    of_a_plan = out or plot or chart or render or explain or why_not or policy or detailed_exitcode
+    refuse("--step and --at need --horizon", (step or at) and not horizon)
+    of_a_plan = (
+        *(out, plot, chart, render, explain, why_not, policy, detailed_exitcode),
+        *(max_moves is not None, improve, node_loss),
+    )
     if pareto is not None or horizon is not None:
         name = "--pareto" if pareto is not None else "--horizon"
-        _refuse(
+        refuse(
             f"{name} makes no plan: no --what-if, --out, --plot, --chart, --render, --explain, --why-not, --policy,"
             " --solver, --max-moves, --improve, --node-loss or --detailed-exitcode with it",
-            what_if or of_a_plan or max_moves is not None or improve or node_loss or solver != "exact",
+            what_if or any(of_a_plan) or solver != "exact",
         )
-        _refuse("either --pareto or --horizon", pareto is not None and horizon is not None)
+        refuse("either --pareto or --horizon", pareto is not None and horizon is not None)
         from fabrictool.cli.planning import evidence_of
 
         meant = bundle_meant(source, observed_file, root, max_age) if offline else None
@@ -221,22 +211,22 @@ def plan(
 
         return show_front(pareto or "", source, seen, limit, seed, as_json=as_json)
     if what_if:
-        _refuse(
+        refuse(
             "--what-if makes no plan: no --out, --plot, --chart, --render, --explain, --why-not, --policy, --offline,"
             " --assume-empty, --max-moves, --improve, --node-loss or --detailed-exitcode with it",
-            of_a_plan or offline or assume_empty or max_moves is not None or improve or node_loss,
+            any(of_a_plan) or offline or assume_empty,
         )
         from fabrictool.cli.whatif import SweepOptions, show_sweep
 
         sweep = SweepOptions(solver_named(solver), limit.as_work_s, seed, executor, workers)
         return show_sweep(what_if, source, sweep, as_json=as_json)
-    _refuse("--executor and --workers are for --what-if", executor or workers is not None)
-    _refuse("--max-moves is kept by --solver exact and cp alone", max_moves is not None and solver not in MOVE_LIMITED)
-    _refuse("--json prints one document: no --chart with it; --plot draws into a file", chart and as_json)
-    _refuse(
+    refuse("--executor and --workers are for --what-if", executor or workers is not None)
+    refuse("--max-moves is kept by --solver exact and cp alone", max_moves is not None and solver not in MOVE_LIMITED)
+    refuse("--json prints one document: no --chart with it; --plot draws into a file", chart and as_json)
+    refuse(
         "--render asks the login nodes: no --offline or --assume-empty with it", render and (offline or assume_empty)
     )
-    _refuse("--json prints one document: no --render with it; `show PLAN --scripts --json`", render and as_json)
+    refuse("--json prints one document: no --render with it; `show PLAN --scripts --json`", render and as_json)
     if plot is not None:
         from fabrictool.cli.plan_plots import drawable
 
@@ -273,11 +263,6 @@ def plan(
         render=render,
     )
     return show_plan(source, bundle, options, watch, output)
-
-
-def _refuse(why: str, given: object) -> None:
-    if given:
-        raise typer.BadParameter(why)
 
 
 def apply(
@@ -324,8 +309,8 @@ def apply(
     from fabrictool.state.planfile import read_plan
 
     source = Source(blueprint, inventory, overlay, scenario, planned=plan_file is None)
-    _refuse("--signers is for a saved PLAN or --reviewed", signers and not (plan_file or reviewed))
-    _refuse("--improve searches, and a saved plan is carried out as it is", improve and (plan_file or reviewed))
+    refuse("--signers is for a saved PLAN or --reviewed", signers and not (plan_file or reviewed))
+    refuse("--improve searches, and a saved plan is carried out as it is", improve and (plan_file or reviewed))
     saved = None if plan_file is None else read_plan(plan_file, None if reviewed else signers)
     judged = None if reviewed is None else read_plan(reviewed, signers)
     begin_stream(as_json=as_json)
@@ -390,97 +375,6 @@ def destroy(
     from fabrictool.cli.applying import destroy_fabric
 
     return destroy_fabric(Source(blueprint, inventory, lenient=True), yes=yes, as_json=as_json)
-
-
-def status(
-    blueprint: BlueprintOption = None,
-    inventory: InventoryOption = None,
-    url: Annotated[str, typer.Option(help="Read this gateway or agent instead of the blueprint's.")] = "",
-    key: KeyOption = "",
-    as_json: JsonOption = False,
-    watch: Annotated[bool, typer.Option(help="Repeat every two seconds until Ctrl-C.")] = False,
-) -> int:
-    """One look at the fabric: units, replicas, models, drift."""
-    from fabrictool.cli.live import key_of
-    from fabrictool.cli.watching import show_status
-
-    _refuse("--key is for --url: the fabric's own pages need none", key and not url)
-    return show_status(Source(blueprint, inventory, lenient=True), url, as_json=as_json, watch=watch, key=key_of(key))
-
-
-def logs(
-    unit: Annotated[
-        str,
-        typer.Argument(
-            help="replica/MODEL/N or gateway/NAME; `fabrictool status` lists them.", autocompletion=completing.units
-        ),
-    ],
-    blueprint: BlueprintOption = None,
-    inventory: InventoryOption = None,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=5000, help="How many of the last lines.")] = 100,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines until Ctrl-C.")] = False,
-) -> None:
-    """The log of a unit and its engine, also after it ended."""
-    from fabrictool.cli.watching import show_logs
-
-    show_logs(unit, Source(blueprint, inventory, lenient=True), lines, follow=follow)
-
-
-def events(
-    blueprint: BlueprintOption = None,
-    inventory: InventoryOption = None,
-    as_json: JsonOption = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="How many of the last events.")] = 50,
-) -> None:
-    """What happened: steps of apply from the journal, and what the running units saw."""
-    from fabrictool.cli.watching import show_events
-
-    show_events(Source(blueprint, inventory, lenient=True), lines, as_json=as_json)
-
-
-# Wide: each is an option.
-def top(
-    url: Annotated[str, typer.Argument(help="URL of a gateway or an agent; default: the blueprint's gateway.")] = "",
-    ssh: SshOption = None,
-    blueprint: BlueprintOption = None,
-    inventory: InventoryOption = None,
-    key: KeyOption = "",
-    interval: Annotated[
-        float,
-        typer.Option(parser=seconds(0.2, 60), metavar="DURATION", show_default="1s", help="Time between two looks."),
-    ] = 1.0,
-    screen: Annotated[
-        ScreenName, typer.Option(help="The screen to begin with, or to print with --snapshot.")
-    ] = ScreenName.OVERVIEW,
-    snapshot: Annotated[
-        bool,
-        typer.Option(
-            "--snapshot", help="Print one screen as text and end, of a recording its last; exit 69 when nobody answers."
-        ),
-    ] = False,
-    record: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also append all that is seen to FILE, a look a line.")
-    ] = None,
-    replay: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Show what was recorded, with , . < > to move in time.")
-    ] = None,
-    made_up: Annotated[bool, typer.Option("--demo", help="Show a fabric that does not exist.")] = False,
-) -> int:
-    """Live status in the terminal; read-only. `?` lists the keys."""
-    from fabrictool.cli.top_command import TopOptions, show_top
-    from fabrictool.cli.watching import require_tui
-
-    _refuse(
-        "--replay and --demo show no fabric: no URL, --ssh, --key or --record with them",
-        (replay or made_up) and (url or ssh or key or record),
-    )
-    _refuse("either a URL or --ssh", url and ssh)
-    _refuse("either --replay or --demo", replay and made_up)
-    _refuse("--snapshot ends after a look: nothing to record", snapshot and record)
-    require_tui()
-    hosts = tuple(ssh or ())
-    options = TopOptions(url, hosts, key, interval, screen.value, record, replay, made_up=made_up, snapshot=snapshot)
-    return show_top(Source(blueprint, inventory, lenient=True), options)
 
 
 def demo(

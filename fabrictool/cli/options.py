@@ -93,3 +93,9 @@ AtOption = Annotated[
     str | None,
     typer.Option(metavar="TIME", help="When --horizon begins, such as 2026-12-01T08:00:00Z; default: now."),
 ]
+
+
+def refuse(why: str, given: object) -> None:
+    """Raises BadParameter where options that exclude each other are given."""
+    if given:
+        raise typer.BadParameter(why)

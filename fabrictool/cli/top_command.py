@@ -97,9 +97,6 @@ def _feed(source: Source, options: TopOptions, open_things: ExitStack) -> Feed |
         return Playback(read_recording(options.replay))
     if options.made_up:
         return MadeUpFabric(begun=time.time())
-    if options.ssh and options.key:
-        message = "--key is for a gateway's own address: pages on a host are asked without, for others may listen there"
-        raise UsageError.of("FT9001", message, hint="leave --key out")
     hosts = host_pages(options.ssh, source) if options.ssh else []
     beside = None if options.url else beside_a_blueprint(source) if hosts else source
     ask = open_things.enter_context(LiveStatus(beside, options.url, key_of(options.key), hosts))

@@ -52,13 +52,13 @@ class Fault:
 
     def shown_in(self, looks):
         """Positions of the looks at which a row tells of it, when it was to be seen."""
-        history, found = History(), []
+        history, positions = History(), []
         for at, look in enumerate(looks):
             history.add(look)
             if self.begun <= look.at <= (self.ended or look.at):
                 view = ScreenView(look, look.at, history)
-                found += [at] if any(self.shown_by(trouble, look) for trouble in view.troubles) else []
-        return found
+                positions += [at] if any(self.shown_by(trouble, look) for trouble in view.troubles) else []
+        return positions
 
 
 def replayed(path, faults):
@@ -70,11 +70,11 @@ def replayed(path, faults):
         lines = {}
         async with app.run_test(size=(120, 36)) as pilot:
             for number, fault in enumerate(faults):
-                found = fault.shown_in(replay.looks)
-                if not found:
+                positions = fault.shown_in(replay.looks)
+                if not positions:
                     lines[number] = ""
                     continue
-                app.action_step(found[0] - replay.at)
+                app.action_step(positions[0] - replay.at)
                 for _ in range(4):
                     await pilot.pause()
                 trouble = next(trouble for trouble in app.view.troubles if fault.shown_by(trouble, replay.moment))
