@@ -27,6 +27,16 @@ class ProgramOnTerminal:
     def type(self, keys):
         os.write(self._terminal, keys.encode())
 
+    def type_until(self, key, text, within_s=60.0):
+        """Press the key again each second until `text` comes."""
+        until = time.monotonic() + within_s
+        while self.seen.find(text, self._looked) < 0:
+            assert time.monotonic() < until, f"no {text!r} in {self.seen!r}"
+            self.type(key)
+            looked_until = time.monotonic() + 1.0
+            while self.seen.find(text, self._looked) < 0 and time.monotonic() < looked_until:
+                assert self._read(), f"it ended without {text!r}: {self.seen!r}"
+
     def wait_for(self, text, within_s=60.0):
         """Read until `text` has come since the last time; returns what came up to it."""
         until = time.monotonic() + within_s
