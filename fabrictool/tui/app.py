@@ -9,7 +9,7 @@ import select
 import sys
 import time
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from rich.console import Console
 from textual.app import App, SystemCommand
@@ -23,7 +23,7 @@ from fabrictool.tui.details import Subject, lines_about, subject_of
 from fabrictool.tui.feeds import Playback
 from fabrictool.tui.history import KEPT_S, History
 from fabrictool.tui.keys import PREFIX, key_lines, key_words, keys_of
-from fabrictool.tui.rows import stamp
+from fabrictool.tui.rows import broken, stamp
 from fabrictool.tui.screens.table import TableScreen
 from fabrictool.tui.screens.text import LogScreen, TextScreen
 from fabrictool.tui.tables import TABLES
@@ -38,12 +38,15 @@ if TYPE_CHECKING:
 
     from fabrictool.tui.feeds import Feed
 
+AGE_S = 1.2
+"""So long nothing new may come before the age of what is shown is told again."""
 LOG_S = 2.0
 """Between two looks at a log."""
 OF_THE_OPERATOR = ("jobs", "plan")
 """Screens that show what the clusters and the journal say."""
 NAMES = [spec.name for spec in TABLES]
 SCREENS = [*NAMES, "logs"]
+Awaited = TypeVar("Awaited")
 NO_KEYMAP: Mapping[str, str] = MappingProxyType({})
 
 
@@ -59,7 +62,7 @@ class Top(App[None]):
     #text { padding: 0 2; }
     .compact #tabs { display: none; }
     .compact #headline { max-height: 1; }
-    .stale DataTable { opacity: 60%; }
+    .stale LiveTable { opacity: 60%; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         *(
@@ -120,7 +123,6 @@ class Top(App[None]):
         if isinstance(self._feed, Playback):
             self._rewind(self._feed)
         else:
-            self.set_interval(1.0, self.redraw)  # while a look hangs the one before it ages
             self.run_worker(self._keep_asking(self._feed), exclusive=True)
 
     # -- looks -----------------------------------------------------------------------------------------------------
@@ -128,7 +130,7 @@ class Top(App[None]):
     async def _keep_asking(self, feed: Feed) -> None:
         while True:
             try:
-                look = await asyncio.wrap_future(begun(feed.look))
+                look = await self._ageing(asyncio.wrap_future(begun(feed.look)))
             except Exception as error:  # noqa: BLE001 - the next look may come to more, and the screen stays
                 look = Sighting(at=self._clock(), trouble=f"{type(error).__name__}: {error}", asked=self._moment.asked)
             self._moment = look = look.after(self._moment)
@@ -140,7 +142,13 @@ class Top(App[None]):
             self.redraw()
             if not self.is_headless and hung_up():
                 self.exit(return_code=1)
-            await asyncio.sleep(self._interval)
+            await self._ageing(asyncio.ensure_future(asyncio.sleep(self._interval)))
+
+    async def _ageing(self, awaited: asyncio.Future[Awaited]) -> Awaited:
+        """What it comes to; while nothing comes, what stands there grows old."""
+        while not (await asyncio.wait((awaited,), timeout=AGE_S))[0]:
+            self.redraw()
+        return await awaited
 
     async def _keep(self, line: bytes) -> None:
         try:
@@ -181,7 +189,11 @@ class Top(App[None]):
     def _draw(self) -> None:
         view, screen = self.view, self.screen
         if isinstance(screen, TableScreen) and screen.ready and screen.query("#headline"):  # else it is on its way out
-            lines = [view.trouble_line() or view.moved_line(), self._recording_line(), visible(view.headline())]
+            lines = [
+                view.trouble_line() or view.moved_line(),
+                self._recording_line(),
+                broken(visible(view.headline()), self.size.width - 2),
+            ]
             lines.append(self._place(view))
             if screen.spec.name in OF_THE_OPERATOR:
                 lines.insert(0, view.operator_line())

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from fabrictool.status.documents import AgentStatus, ModelRow, NodeRow, ServiceRow
 
+GAP = "   "
+"""Between the parts of a headline, which are never torn."""
 STALE_S = 5.0
 """A view older than this is marked with a word, not with colour alone."""
 
@@ -94,6 +96,20 @@ def columns_that_fit(columns: tuple[str, ...], rows: Sequence[TableRow], width: 
 def cut(text: str, letters: int) -> str:
     """With a mark where something is left out."""
     return text if len(text) <= letters else text[: max(0, letters - 1)] + "…"
+
+
+def broken(text: str, width: int) -> str:
+    """So that its lines stand in `width`, where its parts do."""
+    lines: list[str] = []
+    for line in text.split("\n"):
+        lines.append("")
+        for part in line.split(GAP):
+            longer = GAP.join(filter(None, (lines[-1], part)))
+            if len(longer) <= width or not lines[-1]:
+                lines[-1] = longer
+            else:
+                lines.append(part)
+    return "\n".join(lines)
 
 
 def age_text(age_s: float) -> str:

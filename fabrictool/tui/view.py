@@ -12,7 +12,7 @@ from fabrictool.status.fleet import FleetStatus
 from fabrictool.tui.fleet_rows import fleet_headline
 from fabrictool.tui.history import History
 from fabrictool.tui.problems import Trouble, troubles
-from fabrictool.tui.rows import STALE_S, age_text, headline, passed_text, stamp, until_text
+from fabrictool.tui.rows import GAP, STALE_S, age_text, headline, passed_text, stamp, until_text
 
 if TYPE_CHECKING:
     from fabrictool.status.documents import Event
@@ -89,7 +89,7 @@ class ScreenView:
             f"failed {gateway.totals.failures}" + (f" ({failing:.2g}/s)" if failing else ""),
             f"next end {until_text(min(ends), self.there)}" if ends else "",
         ]
-        return "   ".join(filter(None, parts))
+        return GAP.join(filter(None, parts))
 
     def trouble_line(self) -> str:
         """Why there is no news, for how long, and that it is not over; "": there is."""

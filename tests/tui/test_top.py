@@ -4,7 +4,7 @@ import contextlib
 
 import msgspec
 import pytest
-from textual.widgets import DataTable, RichLog, Static
+from textual.widgets import RichLog, Static
 
 from fabrictool.base.errors import FabrictoolError, UnreachableError
 from fabrictool.cli import live
@@ -23,6 +23,7 @@ from fabrictool.status.documents import (
 from fabrictool.status.sightings import JournalLine, OperatorView, Sighting, UnitView
 from fabrictool.tui.app import Top
 from fabrictool.tui.rows import NODE_COLUMNS, matches, natural
+from fabrictool.tui.screens.livetable import LiveTable
 from fabrictool.tui.screens.table import TableScreen
 from fabrictool.tui.screens.text import LogScreen
 
@@ -81,8 +82,8 @@ class Answers:
 
 
 def cells(app, name="#table"):
-    table = app.screen.query_one(name, DataTable)
-    return [[str(cell) for cell in table.get_row(row)] for row in table.rows]
+    table = app.screen.query_one(name, LiveTable)
+    return [[text for text, _ in table.cells_at(number).values()] for number in range(table.row_count)]
 
 
 def text(app, name):
@@ -100,13 +101,12 @@ def top(ask, operator=None, **changes):
 
 def column(app, name):
     """The cells of a column that is shown."""
-    table = app.screen.query_one("#table", DataTable)
-    at = [str(column.label).split()[0] for column in table.columns.values()].index(name.split()[0])
+    at = [heading.split()[0] for heading in app.screen.table.headings].index(name.split()[0])
     return [row[at] for row in cells(app)]
 
 
 def labels(app):
-    return {str(column.label) for column in app.screen.query_one("#table", DataTable).columns.values()}
+    return set(app.screen.table.headings)
 
 
 OPERATOR = OperatorView(
@@ -456,14 +456,14 @@ async def test_eighty_columns_keep_what_matters():
         ):
             await pilot.press(key)
             await settled(pilot)
-            table = app.screen.query_one("#table", DataTable)
+            table = app.screen.table
             assert table.virtual_size.width <= 80
             assert table.max_scroll_x == 0
             assert kept <= labels(app)
         await pilot.press("3")
         await pilot.resize_terminal(160, 24)
         await settled(pilot)
-        assert len(app.screen.query_one("#table", DataTable).columns) == len(NODE_COLUMNS)
+        assert len(app.screen.table.headings) == len(NODE_COLUMNS)
 
 
 @pytest.mark.asyncio
@@ -475,8 +475,7 @@ async def test_states_have_colours_and_escapes_do_not_pass():
     async with app.run_test(size=(140, 30)) as pilot:
         await pilot.press("3")
         await settled(pilot)
-        table = app.screen.query_one("#table", DataTable)
-        assert [table.get_row_at(row)[2].style for row in (0, 1)] == ["bold red", "green"]
+        assert [app.screen.table.cells_at(row)["LINK"][1] for row in (0, 1)] == ["bold red", "green"]
         assert cells(app)[0][0] == "n1\ufffd[2J\ufffd"
         for keys in (["1"], ["6"], ["3", "d"]):
             await pilot.press(*keys)

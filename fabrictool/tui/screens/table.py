@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from textual.binding import Binding
 from textual.containers import Vertical
 from textual.screen import Screen
-from textual.widgets import DataTable, Footer, Input, Static
+from textual.widgets import Footer, Input, Static
 
 from fabrictool.tui.screens.livetable import LiveTable
 from fabrictool.tui.tables import CLUSTERS
@@ -69,23 +69,26 @@ class TableScreen(Screen[None]):
     def show(self, view: ScreenView, headline: str, tabs: str) -> None:
         """Draw it from a view."""
         self._view = view
-        self.query_one("#headline", Static).update(headline)
-        self.query_one("#tabs", Static).update(tabs)
+        self.say(headline)
+        _tell(self.query_one("#tabs", Static), tabs)
         self.table.give(self.spec.rows(view), self._width)
         for clusters in self.query("#clusters").results(LiveTable):
             clusters.give(CLUSTERS.rows(view), self._width)
-        self._fill()
+        self._say_why_empty()
 
     def say(self, headline: str) -> None:
         """Just that: the tables stay as they are."""
-        self.query_one("#headline", Static).update(headline)
+        _tell(self.query_one("#headline", Static), headline)
 
     def _fill(self) -> None:
         self.table.fill(self._width)
+        self._say_why_empty()
+
+    def _say_why_empty(self) -> None:
         empty = self.query_one("#empty", Static)
         empty.display = not self.table.row_count
         if self._view is not None:
-            empty.update("no row passes the filter" if self.table.is_filtered else self.spec.empty(self._view))
+            _tell(empty, "no row passes the filter" if self.table.is_filtered else self.spec.empty(self._view))
 
     @property
     def _width(self) -> int:
@@ -146,6 +149,17 @@ class TableScreen(Screen[None]):
             line.value, line.display = "", False
             self._go(event.value.lstrip(":").strip())
 
-    def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        if event.data_table.id == "table":
+    def on_live_table_opened(self, event: LiveTable.Opened) -> None:
+        if event.table.id == "table":
             self.app.call_later(self.app.run_action, "describe")
+
+
+def _tell(line: Static, text: str) -> None:
+    """Say it there, and lay the screen out anew only where it takes more or fewer lines than what stood there: that
+    paints everything again.
+    """
+    if text == line.content:
+        return
+    line.update(text, layout=False)
+    if line.get_content_height(line.screen.size, line.screen.size, line.content_size.width) != line.content_size.height:
+        line.refresh(layout=True)
