@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
+from fabrictool.base.docstrings import attribute_docstrings
 from fabrictool.base.errors import Place, Problem
 from fabrictool.base.ids import NAME_PATTERN
 from fabrictool.blueprint.tree import describe, dotted
@@ -157,7 +158,8 @@ def _missing(node: YamlNode, known: Steps, path: Steps, model: type[BaseModel]) 
     hint = f"add `{key}: …`"
     field = _model_at(model, known)
     if field is not None and key in field.model_fields:
-        about = (field.model_fields[key].description or "").replace("``", "`").strip()
+        text = field.model_fields[key].description or attribute_docstrings(field).get(key, "")
+        about = text.replace("``", "`").strip()
         hint = f"add `{key}: …`: {about[:1].lower()}{about[1:].rstrip('.')}" if about else hint
     place = node.key_place(dotted(known)) if known else node.source.place(node.line, node.column)
     return Problem("FT1102", f"{what} lacks `{key}`", place, hint)

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import to_jsonable_python
 
+from fabrictool.base.docstrings import attribute_docstrings
 from fabrictool.domain.blueprint import Blueprint
 from fabrictool.domain.inventory import Inventory
 from fabrictool.domain.policy import ReviewPolicy
 
 if TYPE_CHECKING:
+    from pydantic_core.core_schema import ModelSchema
+
     from fabrictool.domain.quantities import Document
 
 SchemaKind = Literal["blueprint", "inventory", "part", "policy"]
@@ -32,7 +35,17 @@ _VARIABLE: dict[str, Any] = {
 
 
 class _Generate(GenerateJsonSchema):
-    """Defaults in the notation of the YAML files: a quantity as text, never as a bare number."""
+    """Defaults in the notation of the YAML files: a quantity as text, never as a bare number; and the docstrings of
+    fields.
+    """
+
+    def model_schema(self, schema: ModelSchema) -> JsonSchemaValue:
+        described = super().model_schema(schema)
+        texts = attribute_docstrings(schema["cls"])
+        for name, field in schema["cls"].model_fields.items():
+            if name in texts and field.description is None:
+                described["properties"][field.alias or name]["description"] = texts[name]
+        return described
 
     def encode_default(self, dft: Any) -> Any:
         return to_jsonable_python(dft, fallback=str, serialize_unknown=True) if dft is None else _as_written(dft)

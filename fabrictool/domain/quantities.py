@@ -46,9 +46,11 @@ __all__ = [
 
 
 class Document(BaseModel):
-    """Base of every YAML object: frozen, no unknown keys, no silent conversions, docstrings as editor help."""
+    """Base of every YAML object: frozen, no unknown keys, no silent conversions. Attributes' docstrings are editor help
+    (`fabrictool.base.docstrings`); pydantic would read all sources for them whenever a command starts.
+    """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 def problem(code: str, message: str, hint: str = "") -> PydanticCustomError:

@@ -33,6 +33,22 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
+def _without_linear_algebra() -> None:
+    """Tell numba that there is none: to see whether there is it loads SciPy's, which takes longer than the rest of the
+    kernel; and nothing here multiplies matrices.
+    """
+    from numba.np import linalg  # noqa: PLC0415 - where numba is
+
+    def none() -> None:
+        raise ImportError
+
+    kept, linalg.ensure_blas = linalg.ensure_blas, none
+    try:
+        import numba.np.arraymath  # noqa: F401, PLC0415 - it asks as it is loaded
+    finally:
+        linalg.ensure_blas = kept
+
+
 try:
     from numba import njit as _njit
 except ImportError:  # the base installation has no compiler
@@ -43,6 +59,7 @@ except ImportError:  # the base installation has no compiler
         return function
 else:
     COMPILED = True
+    _without_linear_algebra()
 
     def compiled(function: F) -> F:
         """Machine code, kept on disk between runs where there is a place to keep it."""
