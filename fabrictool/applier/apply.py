@@ -140,7 +140,7 @@ class Applier:
                     model = action.spec.model if isinstance(action.spec, AgentSpec) else ""
                     fabric.trust.check_sessions(action.spec.provider, role, model, now=self.clock.wall())
             run = _Run(self, plan, journal, state, heals=heals)
-            run.note("begin", text=f"{len(plan.changes)} changes")
+            run.note("begin", text=f"{len(plan.changes)} change{'s'[: len(plan.changes) != 1]}")
             wanted = state.applied_units if heals else self._wanted(plan, state)
             if state.serial == 0 or wanted != state.applied_units or (state.applied_situation and not heals):
                 # Until all is done nobody may take what runs for what was applied.

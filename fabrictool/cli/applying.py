@@ -82,14 +82,14 @@ def destroy_fabric(source: Source, *, yes: bool, as_json: bool) -> int:
             return 0
         if not as_json:
             data("\n".join(action_lines(plan, 0)))
-        confirm(plan, yes=yes, max_delete=None)
+        confirm(plan, yes=yes, max_delete=None, question="Destroy it?")
         code = carry_out(plan, source, fabric, as_json=as_json)
     if left:
         raise AppliedInPartError(left)
     return code
 
 
-def confirm(plan: Plan, *, yes: bool, max_delete: int | None) -> None:
+def confirm(plan: Plan, *, yes: bool, max_delete: int | None, question: str = "Apply?") -> None:
     """Ask a person, or require ``--yes``; raises FT4007 without consent and FT3001 above the allowed deletions."""
     deletions = sum(action.kind == "delete" for action in plan.changes)
     if max_delete is not None and deletions > max_delete:
@@ -97,7 +97,7 @@ def confirm(plan: Plan, *, yes: bool, max_delete: int | None) -> None:
         raise PolicyDeniedError.of("FT3001", message, hint="review the plan; raise --max-delete if it is right")
     count = len(plan.changes)
     changes = f"{count} change{'s'[: count != 1]}"
-    ask(f"{changes} to fabric {plan.fabric}. Apply?", yes=yes, first="review the plan first")
+    ask(f"{changes} to fabric {plan.fabric}. {question}", yes=yes, first="review the plan first")
 
 
 def ask(question: str, *, yes: bool, first: str) -> None:

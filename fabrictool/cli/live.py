@@ -172,7 +172,8 @@ class LiveFeed:
         try:
             live = self._ask()
         except FabrictoolError as error:
-            trouble = error.problems[0].message
+            problem = error.problems[0]
+            trouble = f"{problem.message} ({problem.hint})" if problem.hint else problem.message
             return Sighting(
                 at=time.time(),
                 fleet=self._fleet,

@@ -149,7 +149,7 @@ def _gateway_lines(document: GatewayStatus, desired: Mapping[str, int], name: st
     return [
         (
             f"{' '.join(filter(None, ('gateway', name)))} {document.url}/v1   "
-            f"{totals.requests} requests, {totals.failures} failed, "
+            f"{totals.requests} request{'s'[: totals.requests != 1]}, {totals.failures} failed, "
             f"{totals.retries} retried   up {duration_text(document.at - document.started_at)}"
         ),
         table(["MODEL", "READY", "PROVIDERS", "OPEN", "REQUESTS", "FAILED", "TTFT p95", "TPOT p95"], rows),

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
+
 def _without_linear_algebra() -> None:
     """Tell numba that there is none: to see whether there is it loads SciPy's, which takes longer than the rest of the
     kernel; and nothing here multiplies matrices.

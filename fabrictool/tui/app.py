@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 AGE_S = 1.2
 """So long nothing new may come before the age of what is shown is told again."""
 LOG_S = 2.0
+NO_ROW = "no row is chosen"
 """Between two looks at a log."""
 OF_THE_OPERATOR = ("jobs", "plan")
 """Screens that show what the clusters and the journal say."""
@@ -247,6 +248,8 @@ class Top(App[None]):
             page = TextScreen(visible(subject.name), lines_about(self.view, subject))
             self._described = page, subject
             self.push_screen(page)
+        else:
+            self.notify(NO_ROW, severity="warning")
 
     def action_logs(self) -> None:
         """Of the row's replica or unit."""
@@ -256,7 +259,8 @@ class Top(App[None]):
         address = subject.unit.address if subject.unit is not None else ""
         address = address or (f"replica/{subject.replica}" if subject.replica else "")
         if not address:
-            self.notify("choose a replica or a unit first: screens 1, 3 or 4", severity="warning")
+            what = f"{subject.name} has no log" if subject.name else "no row is chosen"
+            self.notify(visible(f"{what}: replicas and units do, on screens 3 and 4"), severity="warning", markup=False)
             return
         page = LogScreen(address)
         self.push_screen(page)
@@ -286,9 +290,9 @@ class Top(App[None]):
         commands = [subject.commands[0] for subject in subjects if subject.commands]
         if commands:
             self.copy_to_clipboard("\n".join(commands))
-            self.notify(visible("\n".join(commands)), title="copied", markup=False)
+            self.notify(visible("\n".join(commands)), title="sent to the terminal's clipboard", markup=False)
         else:
-            self.notify("no command goes with that row", severity="warning")
+            self.notify("no command goes with that row" if subjects else NO_ROW, severity="warning")
 
     def action_compact(self) -> None:
         self.toggle_class("compact")

@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING
 from fabrictool.base.text import visible
 from fabrictool.status.documents import AgentStatus, GatewayStatus
 from fabrictool.status.elastic import in_words
-from fabrictool.tui.problems import HEAL, MEMBERS, beyond_forecast, logs_command, missed_targets
-from fabrictool.tui.rows import DRIFT, EVENT_SUBJECT, PART, passed_text, seconds_text, until_text
+from fabrictool.tui.problems import (
+    HEAL,
+    MEMBERS,
+    OVER,
+    WAITING_STATES,
+    beyond_forecast,
+    logs_command,
+    missed_targets,
+)
+from fabrictool.tui.rows import APPLY, DRIFT, EVENT_SUBJECT, PART, passed_text, seconds_text, until_text
 from fabrictool.tui.view import rate_text
 
 if TYPE_CHECKING:
@@ -32,6 +40,12 @@ class Subject:
     commands: tuple[str, ...] = field(default=())
 
 
+_OF_NO_UNIT = {
+    "apply": Subject("apply", commands=("fabrictool events", "fabrictool apply")),
+    "drift": Subject("drift", commands=("fabrictool plan",)),
+}
+
+
 def subject_of(view: ScreenView, screen: str, key: str) -> Subject:
     """Of the row with that key on that screen."""
     if screen == "overview":
@@ -42,12 +56,13 @@ def subject_of(view: ScreenView, screen: str, key: str) -> Subject:
         return Subject(trouble.subject, its.model, its.session, its.replica, its.unit, (trouble.command,))
     if screen == "models":
         return Subject(key, model=key, commands=("fabrictool plan --explain", "fabrictool plan"))
-    if screen == "plan" and key.startswith(DRIFT):
-        return Subject("drift", commands=("fabrictool plan",))
+    if screen == "plan" and key.startswith((APPLY, DRIFT)):
+        return _OF_NO_UNIT[key.partition(PART)[0]]
     if screen in ("jobs", "plan"):
         name = key.partition("/")[2]
         its = _named(view, name)
-        return Subject(name, its.model, its.session, its.replica, its.unit, (logs_command(key),))
+        commands = _of_unit_row(its.unit) if its.unit else (logs_command(key),)
+        return Subject(name, its.model, its.session, its.replica, its.unit, commands)
     if screen == "nodes":
         for node in _nodes(view):
             for service in node.services:
@@ -59,7 +74,7 @@ def subject_of(view: ScreenView, screen: str, key: str) -> Subject:
             if node.session == key:
                 return Subject(node.node, session=node.session, commands=(MEMBERS,))
         its = _named(view, key)
-        return replace(its, commands=its.commands or ((logs_command(its.unit.address),) if its.unit else (HEAL,)))
+        return replace(its, commands=its.commands or (_of_unit_row(its.unit) if its.unit else (HEAL,)))
     if screen == "events":
         return Subject(key.split(PART)[EVENT_SUBJECT], commands=("fabrictool events",))
     return Subject(key, commands=(MEMBERS,))
@@ -68,6 +83,8 @@ def subject_of(view: ScreenView, screen: str, key: str) -> Subject:
 def lines_about(view: ScreenView, subject: Subject) -> list[str]:
     """For people; each line is fit for a terminal."""
     lines: list[str] = []
+    if subject.commands:  # first: nobody scrolls to what they are to do
+        lines += ["type", *(f"  {command}" for command in subject.commands), ""]
     live = view.moment.live
     for model in live.models if isinstance(live, GatewayStatus) else ():
         if model.model == subject.model:
@@ -86,7 +103,6 @@ def lines_about(view: ScreenView, subject: Subject) -> list[str]:
         if subject.name and (subject.name in event.subject or subject.name in event.text)
     ]
     lines += ["events", *happened[-12:], ""] if happened else []
-    lines += ["type", *(f"  {command}" for command in subject.commands)] if subject.commands else []
     return [visible(line) for line in lines or ["nothing more is known of it"]]
 
 
@@ -112,6 +128,11 @@ def _nodes(view: ScreenView) -> list[NodeRow]:
     return live.nodes if isinstance(live, GatewayStatus) else []
 
 
+def _of_unit_row(unit: UnitView) -> tuple[str, ...]:
+    log = logs_command(unit.address)
+    return (HEAL, log) if unit.state in OVER else (log,)
+
+
 def _of_replica(service: ServiceRow) -> tuple[str, ...]:
     log = logs_command(f"replica/{service.replica}")
     return (log, f"{log} --follow", HEAL)
@@ -131,7 +152,7 @@ def _of_model(view: ScreenView, model: ModelRow) -> Iterator[str]:
         ("TPOT", model.tpot_p50_s, model.tpot_p95_s, targets[1], bands[1], late[1]),
     ):
         wanted = f", target {seconds_text(target)}" if target is not None else ""
-        yield f"  {name} p50 {seconds_text(median)}, p95 {seconds_text(p95)}{wanted} (of {model.samples} answers)"
+        yield f"  {name} p50 {seconds_text(median)}, p95 {seconds_text(p95)}{wanted} (of {model.samples} streams)"
         if band is not None:
             between = f"{seconds_text(band.low)} to {seconds_text(band.high)}"
             verdict = "  ▲ miss: it takes longer" if above else ""
@@ -191,12 +212,15 @@ def _of_agent(agent: AgentStatus) -> Iterator[str]:
 
 
 def _of_unit(view: ScreenView, unit: UnitView) -> Iterator[str]:
-    yield f"unit {unit.address} on {unit.cluster}: {unit.state}{'' if unit.ready else ', not ready'}"
+    operator = view.moment.operator
+    asked = "" if operator is None else f" {passed_text(view.now - operator.at)} ago"
+    ready = "" if unit.ready or unit.state in OVER else ", not ready"
+    yield f"unit {unit.address} on {unit.cluster}, asked{asked}: {unit.state}{ready}"
     if unit.job:
         yield f"  job {unit.job}"
     if unit.detail:
         yield f"  {unit.detail}"
-    if unit.begins_at is not None and unit.state != "running":
+    if unit.begins_at is not None and unit.state in WAITING_STATES:
         yield f"  the scheduler expects it to start {until_text(unit.begins_at, view.now)}"
     if unit.operation:
         yield f"  operation {unit.operation}"

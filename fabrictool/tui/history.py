@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -99,9 +100,13 @@ class History:
         return bars([_rate_before(counts, end, what) for end in ends if end > counts[0].at])
 
     def since(self, name: str) -> float | None:
-        """Since when it is what it is; None: from the first look on."""
+        """Since when it is up, or is not, in whatever way; None: from the first look on."""
         changes = self._changes.get(name, deque())
-        return changes[-1][0] if len(changes) > 1 else None
+        begun = None
+        for (_, before), (at, state) in pairwise(changes):
+            if (before == "up") != (state == "up"):
+                begun = at
+        return begun
 
     def flapping(self, now: float) -> dict[str, int]:
         """Who changed often lately, and how often."""

@@ -29,6 +29,10 @@ SLOWER, LEAST_S = 3.0, 0.2
 seconds.
 """
 WAITING_STATES = ("pending", "starting")
+OVER = ("missing", "killed", "ended")
+"""States of a unit of which nothing runs; `reconcile` starts it again, and its log is where it was."""
+SILENT_S = 300.0
+"""An apply that wrote nothing for so long may have died."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,8 @@ def troubles(look: Sighting, history: History, now: float) -> list[Trouble]:
     elif look.mesh is not None:
         listed += _of_members(look, now)
     if look.operator is not None:
-        listed += _of_operator(look.operator, {trouble.subject for trouble in listed})
+        served = _followed(gateway) if gateway is not None else set()
+        listed += _of_operator(look.operator, {trouble.subject for trouble in listed} | served)
     return sorted(listed, key=lambda t: (LEVELS.index(t.level), -(t.since or 0.0), t.subject))
 
 
@@ -107,13 +112,18 @@ def _of_models(gateway: GatewayStatus, operator: OperatorView | None, history: H
             yield Trouble(model.model, "bad", "requests fail", None, why, "fabrictool events")
 
 
-def _of_nodes(gateway: GatewayStatus, units: dict[str, UnitView], history: History, now: float) -> Iterator[Trouble]:
-    followed = {
+def _followed(gateway: GatewayStatus) -> set[str]:
+    """Replicas that somebody serves now; what clusters said of them some seconds ago is over."""
+    return {
         service.replica
         for node in gateway.nodes
         for service in node.services
         if node.connected and service.lifecycle == "SERVING"
     }
+
+
+def _of_nodes(gateway: GatewayStatus, units: dict[str, UnitView], history: History, now: float) -> Iterator[Trouble]:
+    followed = _followed(gateway)
     for node in gateway.nodes:
         replicas = [service.replica for service in node.services if service.lifecycle in ("JOIN", "SERVING")]
         name = replicas[0] if replicas else node.node or node.session[:8]
@@ -123,10 +133,13 @@ def _of_nodes(gateway: GatewayStatus, units: dict[str, UnitView], history: Histo
         gone = not node.connected and node.role != "gateway" and node.lifecycle in ("JOIN", "SERVING")
         # A killed agent is known for minutes; once another one serves its replica, nobody needs to do anything.
         if gone and not (replicas and followed.issuperset(replicas)):
-            why = (unit.detail if unit is not None else "") or (notes[-1] if notes else "its tunnel broke")
+            why = notes[-1] if notes else "its tunnel broke"
+            if unit is not None and unit.state != "running":  # else its cluster was asked before it was lost
+                why = unit_text(unit)
             where = "/".join(filter(None, (node.cluster, node.node)))
             since = max(node.disconnected_at or 0.0, history.since(name) or 0.0) or None
-            yield Trouble(name, "bad", "lost", since, f"{where}: {why}", command)
+            over = unit is not None and unit.state in OVER
+            yield Trouble(name, "bad", "lost", since, f"{where}: {why}", HEAL if over else command)
         if node.connected and node.ends_at is not None and node.ends_at - now < WALLTIME_S:
             left = max(0.0, node.ends_at - now)
             why = f"its allocation ends in {left / 60:.0f} min"
@@ -141,10 +154,11 @@ def _of_nodes(gateway: GatewayStatus, units: dict[str, UnitView], history: Histo
         why = "planned, and no node serves or loads it"
         if unit is not None:
             before = "no node serves it; its cluster said last: " if unit.state == "running" else ""
-            why = f"{before}{unit.state}: {unit.detail}"
+            why = f"{before}{unit_text(unit)}"
         waits = unit is not None and unit.state in WAITING_STATES
         level: Level = "worth a look" if waits else "bad"
-        yield Trouble(replica, level, "missing", history.since(replica), why, _logs(replica) if unit else HEAL)
+        command = _logs(replica) if unit is not None and unit.state not in OVER else HEAL
+        yield Trouble(replica, level, "missing", history.since(replica), why, command)
 
 
 def _flapping(gateway: GatewayStatus, history: History, now: float) -> Iterator[Trouble]:
@@ -200,7 +214,33 @@ def _of_members(look: Sighting, now: float) -> Iterator[Trouble]:
             yield Trouble(member.node or member.session[:8], "worth a look", "ends soon", None, why, HEAL)
 
 
+def unit_text(unit: UnitView) -> str:
+    """Its state and why, as its cluster says it."""
+    return f"{unit.state}: {unit.detail}" if unit.detail else unit.state
+
+
+def apply_state(operator: OperatorView) -> str:
+    """Of the last apply; "": there was none."""
+    if not operator.journal:
+        return ""
+    last = operator.journal[-1]
+    if last.kind in ("interrupted", "end"):
+        return "interrupted" if last.kind == "interrupted" else "done"
+    return "under way" if operator.at - last.at < SILENT_S else "not ended"
+
+
+def _of_apply(operator: OperatorView) -> Iterator[Trouble]:
+    state = apply_state(operator)
+    if state in ("interrupted", "not ended"):
+        last = operator.journal[-1]
+        why = "what it had not done yet is missing"
+        if state == "not ended":
+            why = f"no word of it for {(operator.at - last.at) / 60:.0f} min: it waits, or its process died"
+        yield Trouble(f"apply {last.plan[:8]}", "worth a look", state, last.at, why, "fabrictool apply")
+
+
 def _of_operator(operator: OperatorView, told: set[str]) -> Iterator[Trouble]:
+    yield from _of_apply(operator)
     for cluster, why in sorted(operator.unknown.items()):
         yield Trouble(cluster, "bad", "cluster unknown", None, why, f"fabrictool doctor {quoted(cluster)}")
     for unit in operator.units:
@@ -208,7 +248,8 @@ def _of_operator(operator: OperatorView, told: set[str]) -> Iterator[Trouble]:
         if name in told or unit.state in ("running", "dormant"):
             continue
         level: Level = "worth a look" if unit.state in WAITING_STATES else "bad"
-        yield Trouble(name, level, unit.state, None, unit.detail, logs_command(unit.address))
+        command = HEAL if unit.state in OVER else logs_command(unit.address)
+        yield Trouble(name, level, unit.state, None, unit.detail or "its cluster says no more", command)
     for text in operator.warnings:
         yield Trouble("operator", "worth a look", "warning", None, text, "fabrictool doctor")
     for text in operator.drift:

@@ -12,7 +12,7 @@ from fabrictool.status.documents import GatewayStatus
 from fabrictool.status.elastic import in_words
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from fabrictool.status.documents import AgentStatus, ModelRow, NodeRow, ServiceRow
 
@@ -28,6 +28,8 @@ PART = "\x1f"
 """Between the parts of a row's key."""
 DRIFT = f"drift{PART}"
 """How the keys of rows begin that say where a fabric has drifted."""
+APPLY = f"apply{PART}"
+"""Key of the row that says what all of an apply came to."""
 EVENT_SUBJECT = 3
 """Which part of an event's key says whom it is about."""
 
@@ -169,14 +171,15 @@ def cluster_rows(document: GatewayStatus) -> list[TableRow]:
 def node_rows(document: GatewayStatus) -> list[TableRow]:
     """One row for each service, for a node without any, and for a planned replica that no node has."""
     rows: list[TableRow] = []
-    for node in document.nodes:
+    names = told_apart((node.cluster, node.node) for node in document.nodes)
+    for node, name in zip(document.nodes, names, strict=True):
         services: list[ServiceRow | None] = [s for s in node.services if s.lifecycle in ("JOIN", "SERVING")]
         for service in services or [None]:
             key = node.session + (service.service if service is not None else "")
             level: Level = "well" if node.connected and node.lifecycle == "SERVING" else "worth a look"
             if not node.connected and node.role != "gateway":
                 level = "bad"
-            rows.append(table_row(key, _node_cells(node, service, document.at), level))
+            rows.append(table_row(key, _node_cells(node, name, service, document.at), level))
     missing = [replica for model in document.models for replica in model.missing]
     rows += [table_row(replica, ("–", "missing", "–", replica, *["–"] * 8), "bad") for replica in missing]
     return problems_first(rows)
@@ -279,13 +282,22 @@ def natural(text: str) -> tuple[tuple[int, str], ...]:
     return tuple((int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", text) if part)
 
 
-def _node_cells(node: NodeRow, service: ServiceRow | None, now: float) -> tuple[str, ...]:
+def told_apart(nodes: Iterable[tuple[str, str]]) -> list[str]:
+    """Names of nodes, given with their clusters; with its cluster one that another cluster has a node of, too."""
+    pairs = list(nodes)
+    clusters: dict[str, set[str]] = {}
+    for cluster, node in pairs:
+        clusters.setdefault(node, set()).add(cluster)
+    return [f"{cluster}/{node}" if cluster and node and len(clusters[node]) > 1 else node for cluster, node in pairs]
+
+
+def _node_cells(node: NodeRow, name: str, service: ServiceRow | None, now: float) -> tuple[str, ...]:
     if node.connected:
         link = f"by {node.by[:8]}" if node.by else "up"
     else:
         link = "lost" + (f" {min(max(0.0, now - node.disconnected_at), MOST_S):.0f} s" if node.disconnected_at else "")
     walltime = "–" if node.ends_at is None else until_text(node.ends_at, now)
-    head = (node.node or "–", "idle" if node.idle else node.lifecycle, link)
+    head = (name or "–", "idle" if node.idle else node.lifecycle, link)
     where = (walltime, node.cluster or "–", node.role)
     if service is None:
         return (*head, "–", "–", "–", "–", "–", "–", *where)

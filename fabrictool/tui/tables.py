@@ -9,8 +9,9 @@ from fabrictool.base.text import visible
 from fabrictool.status.documents import AgentStatus, GatewayStatus
 from fabrictool.status.fleet import FleetStatus, link_text, role_text
 from fabrictool.tui.fleet_rows import fleet_cluster_rows, fleet_model_rows, fleet_node_rows
-from fabrictool.tui.problems import beyond_forecast, missed_targets
+from fabrictool.tui.problems import OVER, WAITING_STATES, apply_state, beyond_forecast, missed_targets
 from fabrictool.tui.rows import (
+    APPLY,
     CLUSTER_COLUMNS,
     DRIFT,
     MODEL_COLUMNS,
@@ -27,6 +28,7 @@ from fabrictool.tui.rows import (
     seconds_text,
     stamp,
     table_row,
+    told_apart,
     until_text,
 )
 from fabrictool.tui.view import rate_text
@@ -72,8 +74,23 @@ def trouble_rows(view: ScreenView) -> list[TableRow]:
 def clusters(view: ScreenView) -> list[TableRow]:
     live = view.moment.live
     if isinstance(live, GatewayStatus):
-        return cluster_rows(live)
+        rows = cluster_rows(live)
+        return problems_first([*rows, *_without_nodes(view, {row.key for row in rows})])
     return fleet_cluster_rows(live) if isinstance(live, FleetStatus) else []
+
+
+def _without_nodes(view: ScreenView, there: set[str]) -> list[TableRow]:
+    """Clusters on which units are, and from which no node is known: such as where the only one was killed."""
+    operator = view.moment.operator
+    units: dict[str, list[UnitView]] = {}
+    for unit in operator.units if operator is not None else ():
+        if unit.address.startswith("replica/") and unit.cluster not in there and unit.state != "dormant":
+            units.setdefault(unit.cluster, []).append(unit)
+    rows = []
+    for cluster, mine in units.items():
+        level: Level = "worth a look" if all(unit.state in WAITING_STATES for unit in mine) else "bad"
+        rows.append(table_row(cluster, (cluster, "no node", "–", f"0/{len(mine)}", "–", "0", "0", "–"), level))
+    return rows
 
 
 # -- models, nodes ----------------------------------------------------------------------------------------------------
@@ -94,7 +111,7 @@ def models(view: ScreenView) -> list[TableRow]:
         late = beyond_forecast(model, promise)
         wanted = targets.get(model.model)
         missed = missed_targets(model, wanted) if wanted is not None else []
-        slo = "–" if wanted is None else "no answers yet" if model.ttft_p95_s is None else "met"
+        slo = "–" if wanted is None else "no streams yet" if model.ttft_p95_s is None else "met"
         slo = "missed" if missed else slo
         figures = {
             "SLO": slo,
@@ -140,8 +157,8 @@ def jobs(view: ScreenView) -> list[TableRow]:
 def _job_row(unit: UnitView, now: float) -> TableRow:
     well = unit.state == "dormant" or (unit.state == "running" and unit.ready)
     level: Level = "well" if well else "worth a look" if unit.state in ("pending", "running", "starting") else "bad"
-    begins = "–" if unit.begins_at is None or unit.state == "running" else until_text(unit.begins_at, now)
-    ends = "–" if unit.ends_at is None else until_text(unit.ends_at, now)
+    begins = "–" if unit.begins_at is None or unit.state not in WAITING_STATES else until_text(unit.begins_at, now)
+    ends = "–" if unit.ends_at is None or unit.state in OVER else until_text(unit.ends_at, now)
     state = unit.state if unit.ready or unit.state != "running" else "not ready"
     cells = (unit.address, state, unit.detail or "–", unit.job or "–", begins, ends, unit.cluster, unit.operation)
     return table_row(unit.address, cells, level)
@@ -154,10 +171,13 @@ MESH_COLUMNS = ("MEMBER", "STATE", "LINK", "SINCE", "SUSPECTED BY", "CERTIFICATE
 
 def mesh(view: ScreenView) -> list[TableRow]:
     fleet = view.moment.mesh
+    members = fleet.members if fleet is not None else []
+    called = told_apart((member.cluster, member.node or member.session[:8]) for member in members)
+    names = {member.session: name for member, name in zip(members, called, strict=True)}
     rows = []
-    for member in fleet.members if fleet is not None else ():
+    for member in members:
         since = "–" if member.lost_at is None else passed_text(view.there - member.lost_at)
-        hubs = ", ".join(told.hub[:8] for told in member.accusations if told.stands) or "–"
+        hubs = ", ".join(names.get(told.hub, told.hub[:8]) for told in member.accusations if told.stands) or "–"
         ends = member.certificate_ends_at
         level: Level = "well"
         if member.state in ("lost", "down", "evicted", "revoked"):
@@ -165,7 +185,7 @@ def mesh(view: ScreenView) -> list[TableRow]:
         elif member.state != "serving" and member.state not in ("left", "expired"):
             level = "worth a look"
         cells = (
-            member.node or member.session[:8],
+            names[member.session],
             member.state,
             "–" if fleet is None else link_text(fleet, member),
             since,
@@ -209,19 +229,24 @@ _STEP_STATES = {"intent": "under way", "started": "under way", "done": "done", "
 
 
 def last_apply(view: ScreenView) -> list[TableRow]:
-    """What each unit came to in the last apply, and where it has drifted from since."""
+    """What the last apply came to, with each unit, and where it has drifted from since."""
     operator = view.moment.operator
     if operator is None:
         return []
     steps = {line.address: line for line in operator.journal if line.address}
-    rows = []
+    rows, whole_of_it = [], []
     for address, line in steps.items():
         state = _STEP_STATES.get(line.kind, line.kind)
         level: Level = "bad" if state in ("failed", "given up") else "worth a look" if state == "under way" else "well"
         rows.append(table_row(address, (address, state, line.action or "–", stamp(line.at), line.text or "–"), level))
+    if operator.journal:
+        begin, whole = operator.journal[0], apply_state(operator)
+        level = "well" if whole in ("done", "under way") else "worth a look"
+        cells = (f"apply {begin.plan[:8]}", whole, "–", stamp(begin.at), begin.text or "–")
+        whole_of_it = [table_row(APPLY, cells, level)]
     drifted = ("drift", "since then", "–", "–")
     rows += [table_row(f"{DRIFT}{text}", (*drifted, text), "worth a look") for text in operator.drift]
-    return problems_first(sorted(rows, key=lambda row: natural(row.key)))
+    return [*whole_of_it, *problems_first(sorted(rows, key=lambda row: natural(row.key)))]
 
 
 def _jobs_text(view: ScreenView) -> str:

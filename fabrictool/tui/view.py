@@ -80,9 +80,11 @@ class ScreenView:
         linked = sum(node.connected for node in agents)
         ends = [node.ends_at for node in agents if node.connected and node.ends_at is not None]
         bad = sum(trouble.level == "bad" for trouble in self.troubles)
+        missing = sum(len(model.missing) for model in gateway.models)
         parts = [
             f"▲ {bad} bad, {len(self.troubles) - bad} worth a look" if self.troubles else "all well",
-            f"nodes {linked}/{len(agents)} linked",
+            f"nodes {linked}/{len(agents)} linked"
+            + (f", {missing} replica{'s'[: missing != 1]} missing" if missing else ""),
             f"req/s {rate_text(requests)} {self.history.trend('requests')}".rstrip(),
             f"tok/s {rate_text(tokens)} {self.history.trend('tokens')}".rstrip(),
             f"open {gateway.totals.in_flight}",

@@ -162,7 +162,7 @@ async def test_models_and_nodes():
         await pilot.press("2")
         await settled(pilot)
         assert cells(app)[0][:6] == ["llama", "degraded", "1/2", "612 ms (n=3)", "31 ms", "missed"]
-        assert column(app, "SLO") == ["missed", "no answers yet"]
+        assert column(app, "SLO") == ["missed", "no streams yet"]
         await pilot.press("3")
         await settled(pilot)
         assert column(app, "LINK") == ["lost 12 s", "up", "up"]
@@ -181,9 +181,10 @@ async def test_jobs_speak_the_schedulers_words_and_the_plan_says_what_became_of_
         await pilot.press("7")
         await settled(pilot)
         assert [row[:2] for row in cells(app)] == [
+            ["apply pppppppp", "under way"],
             ["replica/qwen/1", "failed"], ["drift", "since then"], ["replica/llama/0", "done"],
         ]  # fmt: skip
-        assert column(app, "TEXT")[0] == "no such account"
+        assert column(app, "TEXT")[1] == "no such account"
         await pilot.press("6")
         await settled(pilot)
         assert column(app, "KIND")[:2] == ["failed", "done"], "newest first"
@@ -253,7 +254,7 @@ async def test_filters_without_and_in_order():
         assert [row[0] for row in cells(app)] == ["n3"]
         await pilot.press("x")
         await settled(pilot)
-        assert text(app, "#empty") == "no row passes the filter"
+        assert text(app, "#empty") == "no row passes the filter “~brsnx”; esc takes it away"
 
 
 @pytest.mark.asyncio
@@ -300,14 +301,14 @@ async def test_a_row_in_full_and_back():
         await settled(pilot)
         page = text(app, "#text")
         assert "model llama: 1 of 2 replicas are ready" in page
-        assert "TTFT p50 –, p95 612 ms, target 500 ms (of 3 answers)" in page
+        assert "TTFT p50 –, p95 612 ms, target 500 ms (of 3 streams)" in page
         assert "node n1 of clariden, provider cscs: linked" in page
         assert "node n2 of clariden, provider cscs: lost" in page
         assert "n3" not in page
         await pilot.press("escape", "3", "d")
         await settled(pilot)
         page = text(app, "#text")
-        assert "unit replica/llama/1 on clariden: lost, not ready" in page
+        assert "unit replica/llama/1 on clariden, asked 1 s ago: lost, not ready" in page
         assert "its node was rebooted" in page
         assert "fabrictool logs replica/llama/1 --follow" in page
         await pilot.press("escape")

@@ -36,6 +36,8 @@ def checked(
         FT2015 what is no such question, or names what is not there.
     """
     match = _QUESTION.fullmatch(question)
+    if match is None and question not in models and not any(letter.isspace() for letter in question):
+        raise UsageError.of("FT2015", f"there is no model {question!r}", hint=f"one of: {_some(models)}")
     if match is None:
         raise UsageError.of("FT2015", f"{question!r} is not a question", hint='such as "chat on h100-sxm"')
     model, place = bases.get(match["model"], match["model"]), match["place"]
@@ -72,7 +74,7 @@ def _answer(problem: PlacementProblem, solution: Solution, model: str, pool: Poo
     placed = [i for i in here if solution.counts.get(i)]
     if placed:
         parts = [f"{solution.counts[i]} on {where(problem.options[i])}" for i in placed]
-        return f"it is there: {', '.join(parts)}"
+        return f"the plan has it there: {', '.join(parts)}"
     if not here:
         generator = problem.columns.get(model)
         refusals = [] if generator is None else generator.refusals()

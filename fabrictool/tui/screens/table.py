@@ -88,7 +88,12 @@ class TableScreen(Screen[None]):
         empty = self.query_one("#empty", Static)
         empty.display = not self.table.row_count
         if self._view is not None:
-            _tell(empty, "no row passes the filter" if self.table.is_filtered else self.spec.empty(self._view))
+            _tell(
+                empty,
+                f"no row passes the filter “{self.table.wanted}”; esc takes it away"
+                if self.table.is_filtered
+                else self.spec.empty(self._view),
+            )
 
     @property
     def _width(self) -> int:
