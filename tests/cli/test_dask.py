@@ -71,7 +71,7 @@ def test_whoever_answers_the_sheet_is_the_same(command, folder, dask_cluster):
     asked = many(folder, 60)
     code, here, err = command(*asked, "--executor", "here")
     assert (code, len(here.splitlines()), "60 cases, 5 with an error" in err) == (0, 61, True)
-    for given in (["--executor", "processes"], ["--workers", 2], ["--executor", f"dask://{address}"]):
+    for given in (["--executor", "processes"], ["--executor", f"dask://{address}"]):
         code, out, err = command(*asked, *given)
         assert (code, out == here, "60 cases, 5 with an error" in err) == (0, True, True), given
         assert not workers()
