@@ -1,6 +1,7 @@
 """Fabrics of real processes for tests that apply: a tiny random model, free ports, a state folder of their own."""
 
 import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -12,20 +13,36 @@ import pytest
 
 from tests.answers import check_answer
 from tests.ports import free_port
+from tests.seeds import leave_out_long
 from tests.warm import WarmCommandLine
 
 ROOT = Path(__file__).parent.parent
 
 
-def pytest_configure():
+def pytest_configure(config):
     """No example has a deadline. Programs that tests start hear Ctrl-C, also where the test run itself was started in
     the background.
     """
+    leave_out_long(config.option.markexpr)
     # How long an example takes says something of the machine, whose other work nobody knows.
     hypothesis.settings.register_profile("patient", deadline=None)
     hypothesis.settings.load_profile("patient")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """The collector of garbage does not walk, again and again, what stays until the end anyway: trees of the modules
+    whose asserts are rewritten, and then the tests. That was a quarter of the time that it takes to collect them.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 INVENTORY = """\

@@ -1,7 +1,7 @@
 """``make test``: four lanes side by side, because most tests mostly wait; the output of three comes at the end.
 
 =========== ============================================================================================
-testbed     what runs on the Slurm testbed (marker ``bed``)
+testbed     what runs on the Slurm testbed (``tests/bed``)
 processes   what starts sshd and whole fabrics on this machine
 commands    what calls the command line again and again, gateways and agents
 the others  everything else; its output is seen as it comes
@@ -10,16 +10,21 @@ the others  everything else; its output is seen as it comes
 Arguments go to one pytest instead, which runs what they say.
 """
 
+import os
 import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+ROOT = Path(__file__).parent.parent
 PYTEST = [sys.executable, "-m", "pytest"]
+TESTBED = ["tests/bed"]
 PROCESSES = ["tests/clusters/connections", "tests/e2e", "tests/gitops"]
 COMMANDS = ["tests/cli", "tests/docs", "tests/state", "tests/test_install.py", "tests/gateway", "tests/agent"]
 SLOWEST = "--durations=15"
+ENVIRONMENT = os.environ | dict.fromkeys(("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+"""NumPy's threads wait for each other by spinning, and here the lanes have use for every core."""
 GIVING_WAY = ["nice", "-n", "10"]
 """What the last two begin with: they compute, and the lanes beside them must hear heartbeats in time."""
 NOTHING_COLLECTED = 5
@@ -31,34 +36,45 @@ def main(arguments):
     if arguments:
         return subprocess.call([*PYTEST, *arguments, "-m", LEFT_OUT])
     lanes = {
-        "the tests on the Slurm testbed": [*PYTEST, "-m", f"bed and {LEFT_OUT}"],
-        "the tests that start programs": [*PYTEST, "-m", f"not bed and {LEFT_OUT}", *PROCESSES],
-        "the tests of the command line, gateways and agents": [
-            *GIVING_WAY, *PYTEST, "-m", f"not bed and {LEFT_OUT}", *COMMANDS,
-        ],
-    }  # fmt: skip
-    others = [word for path in (*PROCESSES, *COMMANDS) for word in ("--ignore", path)]
+        "the tests on the Slurm testbed": [*PYTEST, "-m", LEFT_OUT, *TESTBED],
+        "the tests that start programs": [*PYTEST, "-m", LEFT_OUT, *PROCESSES],
+        "the tests of the command line, gateways and agents": [*GIVING_WAY, *PYTEST, "-m", LEFT_OUT, *COMMANDS],
+    }
+    others = [word for path in (*TESTBED, *PROCESSES, *COMMANDS) for word in ("--ignore", path)]
     with tempfile.TemporaryDirectory() as folder:
+        seen = subprocess.Popen([*GIVING_WAY, *PYTEST, SLOWEST, "-m", LEFT_OUT, *others], env=ENVIRONMENT)
         started = []
-        for number, (name, command) in enumerate(lanes.items()):
-            path = Path(folder, str(number))
-            with path.open("wb") as output:
-                process = subprocess.Popen([*command, SLOWEST], stdout=output, stderr=subprocess.STDOUT)
-            started.append((name, process, path))
         try:
-            codes = [subprocess.call([*GIVING_WAY, *PYTEST, SLOWEST, "-m", f"not bed and {LEFT_OUT}", *others])]
+            compile_once()
+            for number, (name, command) in enumerate(lanes.items()):
+                path = Path(folder, str(number))
+                with path.open("wb") as output:
+                    process = subprocess.Popen(
+                        [*command, SLOWEST], stdout=output, stderr=subprocess.STDOUT, env=ENVIRONMENT
+                    )
+                started.append((name, process, path))
+            codes = [seen.wait()]
             for name, process, path in started:
                 print(f"\n== {name} ==", flush=True)
                 code = process.wait()
                 codes.append(0 if code == NOTHING_COLLECTED else code)
                 print(path.read_text(errors="replace"), flush=True)
         except KeyboardInterrupt:
-            for _, process, _ in started:
+            lanes_running = [seen, *(process for _, process, _ in started)]
+            for process in lanes_running:
                 process.send_signal(signal.SIGINT)
-            for _, process, _ in started:
+            for process in lanes_running:
                 process.wait()
             raise
     return max(codes, key=abs)
+
+
+def compile_once():
+    """What each of three lanes would else do by itself in their first minute: half a minute for the simulator's loop,
+    and a third of what every program of ours takes to start. The fourth does not come to that so soon.
+    """
+    subprocess.call([sys.executable, "-m", "compileall", "-q", "fabrictool"], cwd=ROOT)
+    subprocess.call([sys.executable, "-m", "tests.warm"], cwd=ROOT, stdin=subprocess.DEVNULL)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ They leave room for what a later minor version adds: a reader ignores keys that 
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import textwrap
 from dataclasses import dataclass
@@ -141,6 +142,7 @@ def _leaves_out_defaults(kind: type) -> bool:
     return issubclass(kind, msgspec.Struct) and kind.__struct_config__.omit_defaults
 
 
+@functools.cache  # many commands print the same structs, and their source is slow to read
 def _meanings(kind: type) -> dict[str, str]:
     """Field → the docstring below it."""
     meanings: dict[str, str] = {}

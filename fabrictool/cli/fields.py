@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 FILES: tuple[SchemaKind, ...] = ("blueprint", "inventory", "policy")
 _NAME = "NAME"
+_schema = functools.cache(json_schema)
+"""Nobody here changes what it gives."""
 _LINK = re.compile(r"\[([^]]*)\]\([^)]*\)")
 
 
@@ -26,8 +29,8 @@ def explain_field(path: str) -> FieldExplanation | None:
     words = path.split(".")
     for kind in FILES:
         if words[0] == kind:
-            return _walked(json_schema(kind), kind, words[1:])
-    schemas = ((kind, json_schema(kind)) for kind in FILES)
+            return _walked(_schema(kind), kind, words[1:])
+    schemas = ((kind, _schema(kind)) for kind in FILES)
     mine = next(((kind, schema) for kind, schema in schemas if words[0] in schema["properties"]), None)
     return None if mine is None else _walked(mine[1], mine[0], words)
 
@@ -35,7 +38,7 @@ def explain_field(path: str) -> FieldExplanation | None:
 def paths() -> Iterator[str]:
     """Every key of every file down to the second level, without the file: the first file that has it is meant."""
     for kind in FILES:
-        schema = json_schema(kind)
+        schema = _schema(kind)
         for name, field in schema["properties"].items():
             yield name
             by_name = _by_name(schema, field)

@@ -1,11 +1,9 @@
 """The command line in this process, in a folder with a small fabric; or on a terminal, where Ctrl-C is pressed."""
 
-import contextlib
 import json
 import os
 import pty
 import signal
-import socket
 import subprocess
 import sys
 
@@ -13,9 +11,7 @@ import pytest
 
 from fabrictool.cli.main import main
 from tests.answers import check_answer
-from tests.ports import free_port
 from tests.simulator.fabrics import BLUEPRINT, INVENTORY
-from tests.testbed.waiting import wait_until
 
 
 @pytest.fixture
@@ -85,33 +81,3 @@ def interrupted(folder):
         return process.returncode, out, shown
 
     return run
-
-
-@pytest.fixture
-def dask_cluster():
-    """A scheduler and two worker processes on loopback, without a dashboard; ended whatever happens."""
-    address = f"127.0.0.1:{free_port()}"
-    quiet = ["--no-dashboard", "--host", "127.0.0.1"]
-    dask = [sys.executable, "-m", "distributed.cli.dask_scheduler"]
-    commands = [[*dask, *quiet, "--port", address.partition(":")[2]]]
-    worker = [sys.executable, "-m", "distributed.cli.dask_worker", f"tcp://{address}", *quiet]
-    commands += [[*worker, "--nthreads", "1", "--no-nanny", "--name", name] for name in ("one", "two")]
-    started = []
-    try:
-        for command in commands:
-            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            started.append(process)
-        wait_until("the scheduler does not listen", lambda: listens(address), within_s=60)
-        yield address, started
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-
-
-def listens(address):
-    """On a busy machine its modules alone take longer to load than who connects to it waits."""
-    host, _, port = address.partition(":")
-    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1):
-        return True
-    return False

@@ -8,12 +8,10 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 
-import distributed
 import pytest
 
 from fabrictool.cli import executors, simulating
 from fabrictool.simulator.calibration import dumps, shipped
-from tests.cli.children import workers
 from tests.testbed.waiting import wait_until
 
 CASES = """\
@@ -135,18 +133,6 @@ def many(folder, count):
     return "simulate", "--cases", "many.csv"
 
 
-def test_whoever_answers_the_sheet_is_the_same(command, folder, dask_cluster):
-    address, processes = dask_cluster
-    asked = many(folder, 60)
-    code, here, err = command(*asked, "--executor", "here")
-    assert (code, len(here.splitlines()), "60 cases, 5 with an error" in err) == (0, 61, True)
-    for given in (["--executor", "processes"], ["--workers", 2], ["--executor", f"dask://{address}"]):
-        code, out, err = command(*asked, *given)
-        assert (code, out == here, "60 cases, 5 with an error" in err) == (0, True, True), given
-        assert not workers()
-    assert all(process.poll() is None for process in processes), "the cluster is not ours to end"
-
-
 def test_models_and_calibrations_of_ones_own_are_sent(command, folder):
     (folder / "mine").mkdir()
     own = replace(next(shared for shared in shipped() if shared.scope == "online"), device="h100-sxm", engine="vllm")
@@ -203,17 +189,6 @@ def long_sheet(folder):
     header, good, *_ = CASES.splitlines()
     rows = [good.replace(",8,agg", f",{100 + i},agg") for i in range(3000)]
     (folder / "many.csv").write_text("\n".join([header, *rows]) + "\n")
-
-
-def test_an_interrupted_sheet_is_called_off_on_a_cluster(interrupted, folder, dask_cluster):
-    address, processes = dask_cluster
-    long_sheet(folder)
-    given = ("-o", "out.csv", "--executor", f"dask://{address}")
-    code, out, _ = interrupted("cases: ", "simulate", "--cases", "many.csv", *given)
-    assert (code, out, (folder / "out.csv").exists()) == (130, "", False)
-    with distributed.Client(f"tcp://{address}", set_as_default=False) as client:
-        wait_until("work is left", lambda: not any(client.processing().values()), within_s=60)
-    assert all(process.poll() is None for process in processes), "the cluster is not ours to end"
 
 
 @pytest.mark.parametrize("given", [["--executor", "here"], ["--workers", "2"]])

@@ -8,7 +8,6 @@ import pytest
 
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.cli import sweeping
-from tests.cli.children import workers
 
 ASKED = ("simulate", "-b", "blueprint.yaml", "--requests", 200)
 
@@ -45,21 +44,6 @@ def test_the_table_has_a_line_a_figure(command):
     assert [line.split()[1] for line in lines][:2] == ["TTFT", "TTFT"]
     assert not any("refused" in line for line in lines)
     assert err.count("tiny: 2 seeds from 0 on; 90 % of measurements lie within TTFT") == 1
-
-
-def test_whoever_plays_is_the_same(command, folder, dask_cluster):
-    address, processes = dask_cluster
-    given = ("--seeds", 4, "--scenario", "calm", "--scenario", "rush", "--workload", "poisson,rate=2", "-o", "out.json")
-    here = answer(command, *given, "--executor", "here")
-    assert [(play["scenario"], play["seed"]) for play in here["models"]] == [
-        (scenario, seed) for scenario in ("calm", "rush") for seed in range(4)
-    ]
-    assert len(here["spreads"]) == 2
-    assert json.loads((folder / "out.json").read_text()) == here
-    assert answer(command, *given, "--workers", 2) == here
-    assert not workers()
-    assert answer(command, *given, "--executor", f"dask://{address}") == here
-    assert all(process.poll() is None for process in processes), "the cluster is not ours to end"
 
 
 def test_traces_are_compared(command, folder):

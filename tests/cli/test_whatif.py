@@ -42,31 +42,6 @@ def answer(capsys, fabric, *arguments):
     return json.loads(capsys.readouterr().out)
 
 
-def test_all_executors_agree(fabric, capsys, dask_cluster):
-    address, processes = dask_cluster
-    here = answer(capsys, fabric, "--executor", "here")
-    assert [one["expression"] for one in here["outcomes"]] == EVERYTHING
-    assert answer(capsys, fabric, "--executor", "processes", "--workers", "2") == here
-    assert not workers()
-    assert answer(capsys, fabric, "--executor", f"dask://{address}") == here
-    assert all(process.poll() is None for process in processes), "the cluster is not ours to end"
-
-
-def test_both_dask_workers_are_used(dask_cluster):
-    address, processes = dask_cluster
-    with executor_named(f"dask://{address}", 2, None) as cluster:
-        deadline = time.monotonic() + 60
-        seen = set()
-        while len(seen) < 2 and time.monotonic() < deadline:
-            seen |= set(cluster.map(slow_pid, range(4)))
-    assert seen == {process.pid for process in processes[1:]}
-
-
-def slow_pid(_):
-    time.sleep(0.2)
-    return os.getpid()
-
-
 def test_the_table_has_a_line_an_expression(fabric, capsys):
     assert ask(fabric, "--executor", "here") == 0
     lines = capsys.readouterr().out.splitlines()
@@ -145,16 +120,6 @@ def test_a_scheduler_that_does_not_answer(fabric, capsys, monkeypatch):
     monkeypatch.setattr(executors, "PATIENCE_S", 1)
     assert main(["plan", "-b", str(fabric), "--what-if", "rate.*=2", "--executor", "dask://127.0.0.1:9"]) == 69
     assert "FT2013" in capsys.readouterr().err
-
-
-def test_a_scheduler_without_workers(fabric, capsys, dask_cluster, monkeypatch):
-    monkeypatch.setattr(executors, "PATIENCE_S", 3)
-    address, (_, *workers) = dask_cluster
-    for process in workers:
-        process.kill()
-        process.wait()
-    assert main(["plan", "-b", str(fabric), "--what-if", "rate.*=2", "--executor", f"dask://{address}"]) == 69
-    assert "has no worker" in capsys.readouterr().err
 
 
 class KilledWorker(Exception):  # noqa: N818 - its name there

@@ -16,6 +16,7 @@ from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
 from fabrictool.base.clock import SystemClock
+from fabrictool.engines.reference import __main__ as program
 from fabrictool.engines.reference import sharing_engine
 from fabrictool.engines.reference.answers import EngineLimits, LatencyTargets
 from fabrictool.engines.reference.engine import ReferenceEngine
@@ -525,21 +526,39 @@ def paths(tmp_path_factory):
     return folder
 
 
+def arguments(paths, *options):
+    usual = ["--model", "a.gguf", "--served-name", "a", "--port", "0", "--context", "64", "--max-num-seqs", "2"]
+    return [*usual, "--cache-dir", str(paths / "cache"), *options]
+
+
+TWO = ("--model", "b.gguf", "--served-name", "b")
+
+
 @pytest.mark.parametrize(
-    ("options", "code", "words"),
+    ("options", "words"),
     [
-        (("--model", "b.gguf"), 2, "each --model wants a --served-name of its own"),
-        (("--model", "b.gguf", "--served-name", "a"), 2, "each --model wants a --served-name of its own"),
-        (("--model", "b.gguf", "--served-name", "b", "--replicas", "2"), 2, "--replicas are of one --model"),
-        (("--model", "b.gguf", "--served-name", "b", "--memory", "1KiB"), 65, "FT7026"),
-        (("--model", "b.gguf", "--served-name", "b", "--keep-alive", "soon"), 2, "'soon' is no time"),
-        (("--model", "b.gguf", "--served-name", "b", "--kv-memory", "1GiB"), 2, "give --memory in place of"),
-        (("--keep-alive", "2s"), 2, "--keep-alive is of several models"),
+        (("--model", "b.gguf"), "each --model wants a --served-name of its own"),
+        (("--model", "b.gguf", "--served-name", "a"), "each --model wants a --served-name of its own"),
+        ((*TWO, "--replicas", "2"), "--replicas are of one --model"),
+        ((*TWO, "--keep-alive", "soon"), "'soon' is no time"),
+        ((*TWO, "--kv-memory", "1GiB"), "give --memory in place of"),
+        (("--keep-alive", "2s"), "--keep-alive is of several models"),
     ],
 )
-def test_what_cannot_be_is_said(paths, options, code, words):
-    command = [sys.executable, "-m", "fabrictool.engines.reference", "--model", "a.gguf", "--served-name", "a"]
-    command += ["--port", "0", "--context", "64", "--max-num-seqs", "2", "--cache-dir", str(paths / "cache"), *options]
+def test_options_that_contradict_each_other_are_said_to(paths, monkeypatch, capsys, options, words):
+    monkeypatch.setattr(program, "configure_logging", lambda level: None)  # of the whole process
+    with pytest.raises(SystemExit) as ended:
+        program.main(arguments(paths, *options))
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [((*TWO, "--memory", "1KiB"), 65, "FT7026"), ((*TWO, "--replicas", "2"), 2, "--replicas are of one --model")],
+)
+def test_what_cannot_be_is_said_without_a_traceback(paths, options, code, words):
+    command = [sys.executable, "-m", "fabrictool.engines.reference", *arguments(paths, *options)]
     done = subprocess.run(command, cwd=paths, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == code
     assert words in done.stderr

@@ -81,11 +81,22 @@ class LoginBed:
             return answer.status
 
 
+@pytest.fixture(scope="module")
+def openid_provider():
+    """Of most tests: each has a browser of its own, and a gateway at an address of its own."""
+    provider = OpenIdProvider("http://127.0.0.1/login/callback")
+    yield provider
+    provider.stop()
+
+
 @pytest_asyncio.fixture
-async def beds(tmp_path):
+async def beds(tmp_path, openid_provider):
     started = []
 
     async def start(provider=None, url="", **spec):
+        """With a provider of its own where something is said of the client's secret."""
+        if provider is None and not spec.keys() & {"client_secret", "secret"}:
+            provider = openid_provider
         started.append(await LoginBed(tmp_path, **spec).start(provider, url))
         return started[-1]
 
@@ -330,7 +341,7 @@ async def test_a_wrong_client_secret_is_told_without_being_shown(beds, caplog):
 
 @pytest.mark.asyncio
 async def test_a_provider_that_is_away_is_told_and_keys_go_on(beds):
-    bed = await beds()
+    bed = await beds(client_secret=SECRET)
     async with bed.browser("anna") as anna, bed.browser() as ben, bed.browser() as late:
         key = await bed.make(anna)
         await ben.sign_in(bed.url, "ben", stop_before="provider")

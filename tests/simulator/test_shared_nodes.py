@@ -40,7 +40,7 @@ def test_every_request_is_answered_or_dropped(paper, system):
 
 def test_shared_nodes_serve_more_in_time(paper):
     share = {
-        system: sum(paper.play(system, ("7B",) * 128, 10, 120, seed).attainment for seed in range(2))
+        system: paper.play(system, ("7B",) * 128, 10, 60, 0).attainment
         for system in ("mesh", "sllm+cpu", "sllm", "no sharing")
     }
     assert share["mesh"] > 1.1 * max(share["sllm+cpu"], share["sllm"], share["no sharing"])

@@ -6,6 +6,7 @@ const [port, redirect, secret] = process.argv.slice(2);
 const groups = { anna: ["hpc-staff", "all"], ben: ["students"], carl: [] };
 const client = {
   client_id: "fabric",
+  application_type: "native", // whose address on loopback may have any port
   redirect_uris: [redirect],
   response_types: ["code"],
   grant_types: ["authorization_code"],
