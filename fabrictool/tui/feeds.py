@@ -52,6 +52,7 @@ class Playback:
 CLUSTERS = (("clariden", "cscs", "gh200", 4), ("bristen", "cscs", "a100-80g", 4), ("euler", "eth", "h100-sxm", 8))
 MADE_UP = (("llama-70b", 12.0, 0.9), ("qwen-32b", 18.0, 0.6), ("apertus-8b", 55.0, 0.25))
 """Model, requests/s, seconds to the first token."""
+MADE_UP_PLAN = "5eed0000" * 2
 
 
 class MadeUpFabric:
@@ -158,14 +159,16 @@ class MadeUpFabric:
             detail="Resources: four nodes with h100-sxm are awaited", begins_at=self._begun + 5400,
         )  # fmt: skip
         journal = [
-            JournalLine(at=self._begun - 60, plan="p" * 16, kind="done", address=unit.address, action="create")
+            JournalLine(at=self._begun - 60, plan=MADE_UP_PLAN, kind="done", address=unit.address, action="create")
             for unit in units
         ]
+        begin = JournalLine(at=self._begun - 90, plan=MADE_UP_PLAN, kind="begin", text=f"{len(units)} changes")
+        end = JournalLine(at=self._begun - 60, plan=MADE_UP_PLAN, kind="end")
         return OperatorView(
             at=now,
             units=[*units, waiting],
             drift=["replica/llama-70b/99 is not there yet"],
-            journal=journal,
+            journal=[begin, *journal, end],
             targets={name: (first * 1.5, 0.04) for name, _, first in MADE_UP},
             forecasts={
                 name: ModelPromise(
