@@ -55,7 +55,7 @@ def test_a_model_and_a_place(command):
     code, out, err = command("explain", "model/tiny", "--assume-empty")
     assert (code, "error" in err) == (0, False)
     assert "tiny: 1 on one/cpu" in out
-    assert "tiny on one/cpu: it is there" in out
+    assert "tiny on one/cpu: the plan has it there" in out
     code, out, _ = command("explain", "tiny@two/cpu", "--assume-empty")
     assert code == 0
     assert out.startswith("· tiny on two/cpu: ")
