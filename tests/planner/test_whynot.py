@@ -25,7 +25,7 @@ def three():
 
 
 def test_where_it_stands_it_says_so(three):
-    assert answer(three, "m on cheap/p") == ["m on cheap/p: it is there: 1 on cheap/p (tp 1)"]
+    assert answer(three, "m on cheap/p") == ["m on cheap/p: the plan has it there: 1 on cheap/p (tp 1)"]
 
 
 def test_what_a_replica_there_would_cost(three):
