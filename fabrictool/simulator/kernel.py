@@ -22,6 +22,7 @@ numbers, and cannot read where a record has got another name since: who renames 
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -43,9 +44,13 @@ def _without_linear_algebra() -> None:
     def none() -> None:
         raise ImportError
 
-    kept, linalg.ensure_blas = linalg.ensure_blas, none
+    kept = getattr(linalg, "ensure_blas", None)
+    if kept is None:  # a numba that asks elsewhere: it takes longer to start, no more
+        return
+    linalg.ensure_blas = none
     try:
-        import numba.np.arraymath  # noqa: F401, PLC0415 - it asks as it is loaded
+        with suppress(ImportError):
+            import numba.np.arraymath  # noqa: F401, PLC0415 - it asks as it is loaded
     finally:
         linalg.ensure_blas = kept
 

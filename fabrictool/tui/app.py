@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 AGE_S = 1.2
 """So long nothing new may come before the age of what is shown is told again."""
-LOG_S = 2.0
 NO_ROW = "no row is chosen"
+LOG_S = 2.0
 """Between two looks at a log."""
 OF_THE_OPERATOR = ("jobs", "plan")
 """Screens that show what the clusters and the journal say."""
@@ -53,6 +53,9 @@ NO_KEYMAP: Mapping[str, str] = MappingProxyType({})
 
 class Top(App[None]):
     """The whole terminal UI."""
+
+    ALLOW_SELECT = False
+    """Else Ctrl-C copies what a drag has chosen, instead of ending; terminals choose text by themselves, with shift."""
 
     CSS = """
     #headline { height: auto; max-height: 6; padding: 0 1; background: $panel; }
@@ -137,10 +140,10 @@ class Top(App[None]):
             self._moment = look = look.after(self._moment)
             with contextlib.suppress(ArithmeticError, ValueError):  # of figures that cannot be reckoned with
                 self._history.add(look)
-            if self._record is not None and self.unrecorded is None:
-                await self._keep(encode_sighting(look))
             self.looked.set()
             self.redraw()
+            if self._record is not None and self.unrecorded is None:
+                await self._keep(encode_sighting(look))
             if not self.is_headless and hung_up():
                 self.exit(return_code=1)
             await self._ageing(asyncio.ensure_future(asyncio.sleep(self._interval)))
@@ -153,7 +156,7 @@ class Top(App[None]):
 
     async def _keep(self, line: bytes) -> None:
         try:
-            await asyncio.wrap_future(begun(lambda: self._write(line)))
+            await self._ageing(asyncio.wrap_future(begun(lambda: self._write(line))))
         except OSError as error:  # the screen is worth more than its recording
             self.unrecorded = error
 
@@ -286,7 +289,7 @@ class Top(App[None]):
         if not isinstance(screen, TableScreen):
             subjects = [self._subject]
         else:
-            subjects = [subject_of(self.view, screen.spec.name, key) for key in screen.table.keys_meant]
+            subjects = [subject_of(self.view, screen.about, key) for key in screen.in_focus.keys_meant]
         commands = [subject.commands[0] for subject in subjects if subject.commands]
         if commands:
             self.copy_to_clipboard("\n".join(commands))
@@ -333,8 +336,8 @@ class Top(App[None]):
     def _under_cursor(self) -> Subject:
         screen = self.screen
         if isinstance(screen, TableScreen):
-            key = screen.table.key_under_cursor
-            self._subject = Subject("") if key is None else subject_of(self.view, screen.spec.name, key)
+            key = screen.in_focus.key_under_cursor
+            self._subject = Subject("") if key is None else subject_of(self.view, screen.about, key)
         return self._subject
 
     # -- pictures ---------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from fabrictool.tui.problems import (
     beyond_forecast,
     logs_command,
     missed_targets,
+    quoted,
 )
 from fabrictool.tui.rows import APPLY, DRIFT, EVENT_SUBJECT, PART, passed_text, seconds_text, until_text
 from fabrictool.tui.view import rate_text
@@ -37,11 +38,12 @@ class Subject:
     session: str = ""
     replica: str = ""
     unit: UnitView | None = None
+    cluster: str = ""
     commands: tuple[str, ...] = field(default=())
 
 
 _OF_NO_UNIT = {
-    "apply": Subject("apply", commands=("fabrictool events", "fabrictool apply")),
+    "apply": Subject("apply", commands=("fabrictool events",)),
     "drift": Subject("drift", commands=("fabrictool plan",)),
 }
 
@@ -53,7 +55,7 @@ def subject_of(view: ScreenView, screen: str, key: str) -> Subject:
         if trouble is None:  # it is over since the row was drawn
             return Subject("")
         its = _named(view, trouble.subject)
-        return Subject(trouble.subject, its.model, its.session, its.replica, its.unit, (trouble.command,))
+        return Subject(trouble.subject, its.model, its.session, its.replica, its.unit, commands=(trouble.command,))
     if screen == "models":
         return Subject(key, model=key, commands=("fabrictool plan --explain", "fabrictool plan"))
     if screen == "plan" and key.startswith((APPLY, DRIFT)):
@@ -62,19 +64,11 @@ def subject_of(view: ScreenView, screen: str, key: str) -> Subject:
         name = key.partition("/")[2]
         its = _named(view, name)
         commands = _of_unit_row(its.unit) if its.unit else (logs_command(key),)
-        return Subject(name, its.model, its.session, its.replica, its.unit, commands)
+        return Subject(name, its.model, its.session, its.replica, its.unit, commands=commands)
     if screen == "nodes":
-        for node in _nodes(view):
-            for service in node.services:
-                if node.session + service.service == key:
-                    its = _named(view, service.replica)
-                    return Subject(
-                        service.replica, service.model, node.session, service.replica, its.unit, _of_replica(service)
-                    )
-            if node.session == key:
-                return Subject(node.node, session=node.session, commands=(MEMBERS,))
-        its = _named(view, key)
-        return replace(its, commands=its.commands or (_of_unit_row(its.unit) if its.unit else (HEAL,)))
+        return _of_node_row(view, key)
+    if screen == "clusters":
+        return Subject(key, cluster=key, commands=(f"fabrictool doctor {quoted(key)}",))
     if screen == "events":
         return Subject(key.split(PART)[EVENT_SUBJECT], commands=("fabrictool events",))
     return Subject(key, commands=(MEMBERS,))
@@ -90,8 +84,10 @@ def lines_about(view: ScreenView, subject: Subject) -> list[str]:
         if model.model == subject.model:
             lines += [*_of_model(view, model), ""]
     for node in _nodes(view):
-        mine = [s for s in node.services if s.model == subject.model and s.lifecycle in ("JOIN", "SERVING")]
-        if node.session == subject.session or (not subject.session and mine):
+        its = [service for service in node.services if service.lifecycle in ("JOIN", "SERVING")]
+        mine = its if subject.cluster else [service for service in its if service.model == subject.model]
+        there = node.cluster == subject.cluster if subject.cluster else node.session == subject.session
+        if there or (not subject.session and not subject.cluster and mine):
             lines += [*_of_node(view, node), *(line for service in mine for line in _of_service(service)), ""]
     if isinstance(live, AgentStatus):
         lines += [*_of_agent(live), ""]
@@ -114,7 +110,7 @@ def _named(view: ScreenView, name: str) -> Subject:
     for node in _nodes(view):
         for service in node.services:
             if service.replica == name:
-                return Subject(name, service.model, node.session, name, unit, _of_replica(service))
+                return Subject(name, service.model, node.session, name, unit, commands=_of_replica(service))
         if name in (node.node, node.session[:8]):
             return Subject(name, session=node.session, unit=unit)
     live = view.moment.live
@@ -126,6 +122,19 @@ def _named(view: ScreenView, name: str) -> Subject:
 def _nodes(view: ScreenView) -> list[NodeRow]:
     live = view.moment.live
     return live.nodes if isinstance(live, GatewayStatus) else []
+
+
+def _of_node_row(view: ScreenView, key: str) -> Subject:
+    for node in _nodes(view):
+        for service in node.services:
+            if node.session + service.service == key:
+                its = _named(view, service.replica)
+                words = service.replica, service.model, node.session, service.replica
+                return Subject(*words, its.unit, commands=_of_replica(service))
+        if node.session == key:
+            return Subject(node.node, session=node.session, commands=(MEMBERS,))
+    its = _named(view, key)
+    return replace(its, commands=its.commands or (_of_unit_row(its.unit) if its.unit else (HEAL,)))
 
 
 def _of_unit_row(unit: UnitView) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -48,6 +47,8 @@ class History:
         """By model; "" for all."""
         self._changes: dict[str, deque[tuple[float, str]]] = defaultdict(deque)
         """Replica or node → (when, what it was from then on)."""
+        self._turned: dict[str, float] = {}
+        """Replica or node → when it came up or went, last."""
         self._seen: dict[str, float] = {}
         """Replica or node → when it was seen last."""
         self._session = ""
@@ -67,6 +68,8 @@ class History:
         for name, state in states_of(gateway).items():
             self._seen[name] = gateway.at
             changes = self._changes[name]
+            if changes and (changes[-1][1] == "up") != (state == "up"):
+                self._turned[name] = gateway.at
             if not changes or changes[-1][1] != state:
                 changes.append((gateway.at, state))
             while changes and changes[0][0] < gateway.at - KEPT_S and len(changes) > 1:
@@ -77,6 +80,7 @@ class History:
         """Names that were not seen since: nodes come and go, each under a new one."""
         for name in [name for name, at in self._seen.items() if at < before]:
             del self._seen[name], self._changes[name]
+            self._turned.pop(name, None)
         for model in [model for model, counts in self._counts.items() if counts[-1].at < before]:
             del self._counts[model]
 
@@ -101,12 +105,7 @@ class History:
 
     def since(self, name: str) -> float | None:
         """Since when it is up, or is not, in whatever way; None: from the first look on."""
-        changes = self._changes.get(name, deque())
-        begun = None
-        for (_, before), (at, state) in pairwise(changes):
-            if (before == "up") != (state == "up"):
-                begun = at
-        return begun
+        return self._turned.get(name)
 
     def flapping(self, now: float) -> dict[str, int]:
         """Who changed often lately, and how often."""

@@ -60,13 +60,14 @@ def troubles(look: Sighting, history: History, now: float) -> list[Trouble]:
     units = {unit.address.partition("/")[2]: unit for unit in look.operator.units} if look.operator else {}
     if gateway is not None:
         listed += _of_models(gateway, look.operator, history)
-        listed += _of_nodes(gateway, units, history, now)
+        listed += _of_nodes(look, gateway, units, history, now)
         listed += _slow(gateway)
         listed += _flapping(gateway, history, now)
     elif look.mesh is not None:
         listed += _of_members(look, now)
     if look.operator is not None:
         served = _followed(gateway) if gateway is not None else set()
+        listed += _of_apply(look.operator, now - look.at)
         listed += _of_operator(look.operator, {trouble.subject for trouble in listed} | served)
     return sorted(listed, key=lambda t: (LEVELS.index(t.level), -(t.since or 0.0), t.subject))
 
@@ -122,8 +123,11 @@ def _followed(gateway: GatewayStatus) -> set[str]:
     }
 
 
-def _of_nodes(gateway: GatewayStatus, units: dict[str, UnitView], history: History, now: float) -> Iterator[Trouble]:
+def _of_nodes(
+    look: Sighting, gateway: GatewayStatus, units: dict[str, UnitView], history: History, now: float
+) -> Iterator[Trouble]:
     followed = _followed(gateway)
+    asked_s = look.at - look.operator.at if look.operator is not None else 0.0
     for node in gateway.nodes:
         replicas = [service.replica for service in node.services if service.lifecycle in ("JOIN", "SERVING")]
         name = replicas[0] if replicas else node.node or node.session[:8]
@@ -134,8 +138,9 @@ def _of_nodes(gateway: GatewayStatus, units: dict[str, UnitView], history: Histo
         # A killed agent is known for minutes; once another one serves its replica, nobody needs to do anything.
         if gone and not (replicas and followed.issuperset(replicas)):
             why = notes[-1] if notes else "its tunnel broke"
-            if unit is not None and unit.state != "running":  # else its cluster was asked before it was lost
-                why = unit_text(unit)
+            stale = node.disconnected_at is None or now - node.disconnected_at < asked_s
+            if unit is not None and not (stale and unit.state == "running"):  # its cluster says what has become of it
+                why = unit.detail or why if unit.state == "running" else unit_text(unit)
             where = "/".join(filter(None, (node.cluster, node.node)))
             since = max(node.disconnected_at or 0.0, history.since(name) or 0.0) or None
             over = unit is not None and unit.state in OVER
@@ -220,27 +225,35 @@ def unit_text(unit: UnitView) -> str:
 
 
 def apply_state(operator: OperatorView) -> str:
-    """Of the last apply; "": there was none."""
-    if not operator.journal:
+    """Of the last apply, which may have been a destroy or a reconcile; "": there was none."""
+    lines = operator.journal
+    begun = max((at for at, line in enumerate(lines) if line.kind == "begin"), default=0)
+    if not lines:
         return ""
-    last = operator.journal[-1]
-    if last.kind in ("interrupted", "end"):
-        return "interrupted" if last.kind == "interrupted" else "done"
-    return "under way" if operator.at - last.at < SILENT_S else "not ended"
+    kinds = {line.kind for line in lines[begun:]}  # after its end it may tell of what it waits for
+    last = {line.address: line.kind for line in lines[begun:] if line.address}
+    failed = sum(kind in ("failed", "capped") for kind in last.values())
+    if failed:  # it writes no end then, for the next one is to go on
+        return f"{failed} failed"
+    if "end" in kinds:
+        return "done"
+    if lines[-1].kind == "interrupted":
+        return "interrupted"
+    return "under way" if operator.at - lines[-1].at < SILENT_S else "not ended"
 
 
-def _of_apply(operator: OperatorView) -> Iterator[Trouble]:
+def _of_apply(operator: OperatorView, ahead: float) -> Iterator[Trouble]:
+    """`ahead`: of this clock that of who answers."""
     state = apply_state(operator)
     if state in ("interrupted", "not ended"):
         last = operator.journal[-1]
-        why = "what it had not done yet is missing"
+        why = "the same command again goes on where it stopped"
         if state == "not ended":
             why = f"no word of it for {(operator.at - last.at) / 60:.0f} min: it waits, or its process died"
-        yield Trouble(f"apply {last.plan[:8]}", "worth a look", state, last.at, why, "fabrictool apply")
+        yield Trouble(f"apply {last.plan[:8]}", "worth a look", state, last.at + ahead, why, "fabrictool events")
 
 
 def _of_operator(operator: OperatorView, told: set[str]) -> Iterator[Trouble]:
-    yield from _of_apply(operator)
     for cluster, why in sorted(operator.unknown.items()):
         yield Trouble(cluster, "bad", "cluster unknown", None, why, f"fabrictool doctor {quoted(cluster)}")
     for unit in operator.units:

@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from rich.cells import cell_len, set_cell_size
+
 from fabrictool.base.text import visible
 from fabrictool.status.documents import GatewayStatus
 from fabrictool.status.elastic import in_words
@@ -72,14 +74,17 @@ def problems_first(rows: Sequence[TableRow]) -> list[TableRow]:
     return sorted(rows, key=lambda row: LEVELS.index(row.level))
 
 
-def columns_that_fit(columns: tuple[str, ...], rows: Sequence[TableRow], width: int) -> dict[str, int]:
-    """Those of `columns` that stand in `width`, each with a space on both sides, and how many letters they have.
+def columns_that_fit(
+    columns: tuple[str, ...], rows: Sequence[TableRow], width: int, headings: Sequence[str]
+) -> dict[str, int]:
+    """Those of `columns` that stand in `width`, each with a space on both sides, and how wide they are, with `headings`
+    above them.
 
     Whole columns go first, as far as text cannot be cut (`ELASTIC`).
     """
     widths = {
-        column: max(len(column), *(len(row.cells[index]) for row in rows)) if rows else len(column)
-        for index, column in enumerate(columns)
+        column: max(len(heading), *(cell_len(row.cells[index]) for row in rows)) if rows else len(heading)
+        for index, (column, heading) in enumerate(zip(columns, headings, strict=True))
     }
 
     least = {column: min(widths[column], ELASTIC.get(column, widths[column])) for column in widths}
@@ -95,9 +100,9 @@ def columns_that_fit(columns: tuple[str, ...], rows: Sequence[TableRow], width: 
     return widths
 
 
-def cut(text: str, letters: int) -> str:
+def cut(text: str, width: int) -> str:
     """With a mark where something is left out."""
-    return text if len(text) <= letters else text[: max(0, letters - 1)] + "…"
+    return text if cell_len(text) <= width else set_cell_size(text, max(0, width - 1)) + "…"
 
 
 def broken(text: str, width: int) -> str:
@@ -107,7 +112,7 @@ def broken(text: str, width: int) -> str:
         lines.append("")
         for part in line.split(GAP):
             longer = GAP.join(filter(None, (lines[-1], part)))
-            if len(longer) <= width or not lines[-1]:
+            if cell_len(longer) <= width or not lines[-1]:
                 lines[-1] = longer
             else:
                 lines.append(part)

@@ -241,7 +241,7 @@ def last_apply(view: ScreenView) -> list[TableRow]:
         rows.append(table_row(address, (address, state, line.action or "–", stamp(line.at), line.text or "–"), level))
     if operator.journal:
         begin, whole = operator.journal[0], apply_state(operator)
-        level = "well" if whole in ("done", "under way") else "worth a look"
+        level = "well" if whole in ("done", "under way") else "bad" if whole.endswith("failed") else "worth a look"
         cells = (f"apply {begin.plan[:8]}", whole, "–", stamp(begin.at), begin.text or "–")
         whole_of_it = [table_row(APPLY, cells, level)]
     drifted = ("drift", "since then", "–", "–")

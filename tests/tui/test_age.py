@@ -1,5 +1,6 @@
 """How old what stands on a screen is, by whose clock, and what is still shown when somebody stops answering."""
 
+import io
 import threading
 
 import msgspec
@@ -99,6 +100,36 @@ async def test_while_a_look_hangs_its_screen_ages_and_turns_grey():
         await until(pilot, app, "30.0 s old  STALE")
         assert app.screen.has_class("stale")
     hangs.set()
+
+
+@pytest.mark.asyncio
+async def test_while_the_recordings_disk_hangs_the_screen_ages():
+    hangs, now = threading.Event(), [NOW]
+
+    class HangingDisk(io.BytesIO):
+        def write(self, line):
+            hangs.wait(60)
+            return super().write(line)
+
+    app = Top(Looks(SEEN), 0.05, clock=lambda: now[0], record=HangingDisk())
+    async with app.run_test(size=(140, 30)) as pilot:
+        await until(pilot, app, "0.0 s old")
+        now[0] = NOW + 30
+        await until(pilot, app, "30.0 s old  STALE")
+    hangs.set()
+
+
+@pytest.mark.asyncio
+async def test_ctrl_c_ends_it_whatever_a_mouse_was_dragged_over():
+    app = Top(Looks(SEEN), 3600.0, clock=lambda: NOW)
+    async with app.run_test(size=(140, 30)) as pilot:
+        await until(pilot, app, "0.0 s old")
+        await pilot.mouse_down("#table", offset=(3, 1))
+        await pilot.hover("#table", offset=(30, 1))
+        await pilot.mouse_up("#table", offset=(30, 1))
+        await pilot.press("ctrl+c")
+        await pilot.pause()
+        assert app._exit
 
 
 def test_an_answer_that_never_ends_is_no_answer(monkeypatch):

@@ -51,6 +51,19 @@ def test_a_lost_one_is_not_up_in_the_words_of_a_look_from_before():
     assert (known.why, known.command) == ("beta/cpu: killed", "fabrictool reconcile")
 
 
+def test_what_a_cluster_says_after_it_was_lost_is_told():
+    hung = msgspec.structs.replace(RUNS, detail="its node does not answer")
+    view = view_after([(NOW, "up"), (NOW + 20, "lost")], units=[hung])
+    assert trouble_of(view, "llama/1").why == "beta/cpu: its node does not answer"
+
+
+def test_since_when_is_known_of_what_was_up_for_long():
+    looks = [(NOW + 10 * at, "up") for at in range(120)]
+    looks += [(NOW + 1210 + 10 * at, "lost" if at < 6 else "missing") for at in range(70)]
+    for until in range(121, len(looks), 8):
+        assert trouble_of(view_after(looks[:until]), "llama/1").since == NOW + 1210
+
+
 def test_since_when_goes_on_when_the_gateway_forgets_the_node():
     view = view_after([(NOW, "up"), (NOW + 1, "lost"), (NOW + 62, "missing")], units=[KILLED])
     missing = trouble_of(view, "llama/1")
@@ -59,6 +72,11 @@ def test_since_when_goes_on_when_the_gateway_forgets_the_node():
     rows = {row.key: row for row in clusters(view)}
     assert rows["beta"].cells[:4] == ("beta", "no node", "–", "0/1")
     assert (rows["beta"].level, rows["alpha"].level) == ("bad", "well")
+    about = subject_of(view, "clusters", "alpha")
+    page = lines_about(view, about)
+    assert about.commands == ("fabrictool doctor alpha",)
+    assert "node cpu of alpha, provider a: linked" in page
+    assert "node cpu of beta" not in "\n".join(page)
 
 
 def test_what_is_back_is_no_trouble_though_its_cluster_was_asked_before():
@@ -87,19 +105,24 @@ def line(kind, at=NOW, **changes):
 
 
 @pytest.mark.parametrize(
-    ("last", "now", "state", "told"),
+    ("lines", "now", "state", "told"),
     [
-        (line("end"), NOW + 9, "done", None),
-        (line("interrupted"), NOW + 9, "interrupted", "what it had not done yet is missing"),
-        (line("intent", address="replica/llama/1"), NOW + 9, "under way", None),
-        (line("intent", address="replica/llama/1"), NOW + 900, "not ended",
+        ([line("end")], NOW + 9, "done", None),
+        ([line("end"), line("done", address="replica/llama/1", action="keep")], NOW + 900, "done", None),
+        ([line("interrupted")], NOW + 9, "interrupted", "the same command again goes on where it stopped"),
+        ([line("intent", address="replica/llama/1")], NOW + 9, "under way", None),
+        ([line("intent", address="replica/llama/1"), line("failed", address="replica/llama/1")], NOW + 900,
+         "1 failed", None),
+        ([line("failed", address="gateway/main"), line("interrupted"), line("begin"), line("done")], NOW + 9,
+         "under way", None),
+        ([line("intent", address="replica/llama/1")], NOW + 900, "not ended",
          "no word of it for 15 min: it waits, or its process died"),
     ],
 )  # fmt: skip
-def test_the_last_apply_as_a_whole(last, now, state, told):
-    view = view_after([(now, "up")], at=now, journal=[line("begin", text="0 changes"), last])
+def test_the_last_apply_as_a_whole(lines, now, state, told):
+    view = view_after([(now, "up")], at=now, journal=[line("begin", text="0 changes"), *lines])
     row = last_apply(view)[0]
     assert (row.key, row.cells[0], row.cells[1], row.cells[4]) == (APPLY, "apply 88888888", state, "0 changes")
     mine = [trouble for trouble in view.troubles if trouble.subject == "apply 88888888"]
-    assert [(trouble.why, trouble.command) for trouble in mine] == ([(told, "fabrictool apply")] if told else [])
-    assert subject_of(view, "plan", APPLY).commands[-1] == "fabrictool apply"
+    assert [(trouble.why, trouble.command) for trouble in mine] == ([(told, "fabrictool events")] if told else [])
+    assert subject_of(view, "plan", APPLY).commands == ("fabrictool events",)

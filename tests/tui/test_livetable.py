@@ -4,6 +4,7 @@ import random
 from itertools import count
 
 import pytest
+from rich.cells import cell_len
 from textual.app import App
 from textual.geometry import Region
 
@@ -46,15 +47,18 @@ def screen_of(table):
         x = 0
         for segment in table.render_line(y):
             for letter in segment.text:
-                place[x, y] = letter, segment.style
-                x += 2 if letter > "⺀" else 1
+                if cell_len(letter):
+                    place[x, y] = letter, segment.style
+                else:
+                    place[x - 1, y] = place[x - 1, y][0] + letter, segment.style
+                x += cell_len(letter)
     return place
 
 
 def row(number, rng=None):
     if rng is None:
         return TableRow(f"n{number}", (f"n{number:02}", "SERVING", "a row", "7"))
-    words = rng.choice(("up", "a word", "two words here", "長い名前", "é–…"))
+    words = rng.choice(("up", "a word", "two words here", "長い名前", "é–…", "長u\u0308"))
     return TableRow(f"n{number}", (f"n{number:02}", rng.choice(("SERVING", "LEFT")), words, str(rng.randrange(120))),
                     rng.choice(LEVELS))  # fmt: skip
 
@@ -112,6 +116,19 @@ async def test_whatever_changed_is_painted_again(seed):
                 assert table.key_under_cursor == under
             assert 0 <= table.cursor_row < max(1, table.row_count)
             await pilot.pause()
+
+
+@pytest.mark.asyncio
+async def test_a_mark_takes_no_letter_of_a_name_and_what_is_cut_says_so():
+    app = OneTable()
+    async with app.run_test(size=(WIDTH, HEIGHT)) as pilot:
+        app.table.give([TableRow(f"n{n}", (f"計算節點-{n}", "UP", "長い名前" * 9, "1")) for n in range(3)], WIDTH)
+        await pilot.press("space")
+        app.table.mark()
+        lines = ["".join(segment.text for segment in app.table.render_line(y)) for y in range(4)]
+        assert [line[:7] for line in lines[1:4]] == ["●計算節點-0", " 計算節點-1", " 計算節點-2"]
+        assert all("…" in line for line in lines[1:4])
+        assert {cell_len(line) for line in lines} == {WIDTH}
 
 
 @pytest.mark.asyncio

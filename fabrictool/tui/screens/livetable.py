@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 COLOURS: dict[Level, str] = {"bad": "bold red", "worth a look": "yellow", "well": "green"}
 JUDGED = ("STATE", "LINK", "WHAT", "SLO", "KIND")
 """Columns that have the colour of their row; the word says it, too."""
-MARK = "● "
+MARK = "●"
 AGAIN = "\0"
 """Between the key of a row and its number, where other rows have that key, too."""
 MOST_ROWS = 1000
@@ -159,8 +159,8 @@ class LiveTable(ScrollView, can_focus=True):
             at = self._every.index(self.sorted_by)
             rows.sort(key=lambda row: natural(row.cells[at]), reverse=self.descending)
         under, self.rows = self._row_under_cursor(), rows[:MOST_ROWS]
-        columns = columns_that_fit(self._every, self.rows, width)
-        letters = {column: max(letters, len(self._heading(column))) for column, letters in columns.items()}
+        headings = [self._heading(column) for column in self._every]
+        letters = columns_that_fit(self._every, self.rows, width, headings)
         grown = any(count > self._letters.get(column, 0) for column, count in letters.items())
         if grown or list(letters) != list(self._letters) or self._width > width:
             self._letters = letters
@@ -186,15 +186,11 @@ class LiveTable(ScrollView, can_focus=True):
     def cells_at(self, number: int) -> dict[str, Piece]:
         """Column → its text and style in that row; not markup: a node chose these words."""
         row = self.rows[number]
-        cells = {
+        return {
             column: (cut(cell, self._letters[column]), COLOURS[row.level] if column in JUDGED else "")
             for column, cell in zip(self._every, row.cells, strict=True)
             if column in self._letters
         }
-        if row.key in self.marked:
-            first = self._every[0]
-            cells[first] = (MARK + cells[first][0], "bold")
-        return cells
 
     def _heading(self, column: str) -> str:
         return column if column != self.sorted_by else f"{column} {'▼' if self.descending else '▲'}"
@@ -308,6 +304,9 @@ class LiveTable(ScrollView, can_focus=True):
                 pieces[-1] = (pieces[-1][0] + padded, style)
             else:
                 pieces.append((padded, style))
+        if self.rows[number].key in self.marked:  # in the space before it, so that no letter of its name goes
+            first, style = pieces[0]
+            pieces[0] = (MARK + first[1:], style)
         return tuple(pieces)
 
 
@@ -318,10 +317,11 @@ def _padded(text: str, letters: int) -> str:
 def _differing(before: tuple[Piece, ...], now: tuple[Piece, ...]) -> tuple[int, int]:
     """From where to where, in columns of the terminal, one row as it was drawn differs from another."""
     old, new = ("".join(text for text, _ in pieces) for pieces in (before, now))
-    width = max(cell_len(old), cell_len(new))
+    whole = max(cell_len(old), cell_len(new))
     shape = [[(len(text), style) for text, style in pieces] for pieces in (before, now)]
-    if shape[0] != shape[1] or width != len(old):  # with wide letters a place in the text is none on the screen
-        return 0, width
+    plain = all(cell_len(letter) == 1 for letter in {*old, *new})
+    if shape[0] != shape[1] or not plain:  # with wide letters a place in the text is none on the screen
+        return 0, whole
     places = [place for place, (a, b) in enumerate(zip(old, new, strict=True)) if a != b]
     return places[0], places[-1] + 1
 

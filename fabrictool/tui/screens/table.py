@@ -49,6 +49,16 @@ class TableScreen(Screen[None]):
     def table(self) -> LiveTable:
         return self.query_one("#table", LiveTable)
 
+    @property
+    def in_focus(self) -> LiveTable:
+        """Of the overview's two the one whose rows are meant."""
+        return self.focused if isinstance(self.focused, LiveTable) else self.table
+
+    @property
+    def about(self) -> str:
+        """What the rows of that one are."""
+        return self.spec.name if self.in_focus is self.table else CLUSTERS.name
+
     def compose(self) -> ComposeResult:
         yield Static("connecting …", id="headline", markup=False)
         yield Static(id="tabs")
@@ -135,7 +145,7 @@ class TableScreen(Screen[None]):
         self._fill()
 
     def action_mark(self) -> None:
-        self.table.mark()
+        self.in_focus.mark()
         self._fill()
 
     def filter_by(self, words: str) -> None:
@@ -155,7 +165,7 @@ class TableScreen(Screen[None]):
             self._go(event.value.lstrip(":").strip())
 
     def on_live_table_opened(self, event: LiveTable.Opened) -> None:
-        if event.table.id == "table":
+        if event.table is self.in_focus:
             self.app.call_later(self.app.run_action, "describe")
 
 
@@ -165,6 +175,8 @@ def _tell(line: Static, text: str) -> None:
     """
     if text == line.content:
         return
+    around, width = line.screen.size, line.content_size.width
+    before = line.get_content_height(around, around, width)
     line.update(text, layout=False)
-    if line.get_content_height(line.screen.size, line.screen.size, line.content_size.width) != line.content_size.height:
+    if line.get_content_height(around, around, width) != before:
         line.refresh(layout=True)
