@@ -15,7 +15,7 @@ from fabrictool.base.units import Instant, UnitError
 from fabrictool.cli.forecast_answers import HorizonAnswer, HorizonStep, HorizonTotals
 from fabrictool.cli.output import data, json_data, say, table
 from fabrictool.cli.searches import Searches, placement_row
-from fabrictool.planner.horizon import planned
+from fabrictool.planner.horizon import different, planned
 from fabrictool.planner.steps import HOUR_S, steps_of, waits_of
 
 if TYPE_CHECKING:
@@ -72,7 +72,9 @@ def show_horizon(
     situation = situation_of(source.blueprint, source.inventory, evidence_of().within(source.inventory), begin)
     steps = steps_of(situation, begin, span.step_s, math.ceil(span.seconds / span.step_s))
     waits = waits_of(situation, span.step_s)
-    number = (2 * len(steps) + 1) * (2 if waits else 1)
+    # Of alike steps each is asked for from nothing, from what another leaves, and from what it has itself.
+    number = min(2 * len(steps), 3 * different(steps)) + 1
+    number *= 2 if waits else 1
     searches = Searches(limit, seed, number, keeps=False, share=FOR_PLACEMENTS, least_s=SHORTEST_S)
     horizon = planned(steps, situation.current, searches.solve, searches.more, waits, searches.clock.left_s)
     units = {"cost": currency_of(source.inventory), "energy": "kWh", "carbon": "kg CO2e"}
@@ -81,7 +83,10 @@ def show_horizon(
         json_data(document(horizon, currency))
         return 0
     data(text(horizon, currency, source.blueprint.zone))
-    for line in _notes(source, steps, waits, horizon.waiting):
+    if horizon.copied:
+        ways = "that of the step before or for the peak"
+        say(f"the budget was over: {horizon.copied} of {len(steps)} steps were not searched, and have {ways}")
+    for line in _notes(source, horizon, waits):
         say(line)
     return 0
 
@@ -141,7 +146,8 @@ def _lost(requests: float) -> str:
     return f"{requests:,.0f}"
 
 
-def _notes(source: Source, steps: Sequence[Step], waits: Collection[str], waiting: Collection[str]) -> list[str]:
+def _notes(source: Source, horizon: Horizon, waits: Collection[str]) -> list[str]:
+    steps, waiting = horizon.steps, horizon.waiting
     demands = {name: model.demand for name, model in sorted(source.blueprint.models.items())}
     even = [name for name, demand in demands.items() if demand is not None and not demand.factors]
     of_quantiles = {name: its for name, its in demands.items() if its is not None and its.quantile is not None}
@@ -153,6 +159,7 @@ def _notes(source: Source, steps: Sequence[Step], waits: Collection[str], waitin
         notes.append("all that comes in this time is served in it: what comes last has less time to wait")
     if staying := [name for name in waits if name not in waiting]:
         why = "waiting saves nothing there, or is not planned beside `survive` or `variants`"
+        why = "the budget was over before that was looked at" if horizon.copied else why
         notes.append(f"served as they come: {', '.join(staying)} ({why})")
     if slow:
         notes.append(f"served as they come, for `demand.wait` is shorter than a step: {', '.join(slow)}")

@@ -108,6 +108,8 @@ class Horizon:
     """The steps with the requests that come in them, where others are served in them."""
     waiting: tuple[str, ...] = ()
     """Models whose requests wait."""
+    copied: int = 0
+    """Steps for which there was no time to search: they have the placement of the step before, or that for the peak."""
 
 
 def planned(
@@ -129,7 +131,7 @@ def planned(
     if not waiting:
         return at_once
     later = None
-    while waiting and later is None:
+    while waiting and later is None and more():
         later = _later(
             steps, current, waiting, waits or {}, _at_once(_without(steps, waiting), current, solve, more), left_s
         )
@@ -178,7 +180,9 @@ def _at_once(
     steps: Sequence[Step], current: Mapping[OptionKey, int], solve: Solve, more: Callable[[], bool]
 ) -> Horizon:
     judge = _Judge(steps, current, more)
+    constant = _peak(steps, solve)
     greedy: list[Placed] = []
+    copied = 0
     running: Mapping[OptionKey, int] = current
     alone: dict[int, Placed] = {}
     seen: dict[tuple[int, Placed], Placed] = {}
@@ -186,12 +190,14 @@ def _at_once(
         there = {key: count for key, count in running.items() if key in judge.options[at]}
         asked = (judge.same[at], tuple(sorted(there.items())))
         if asked not in seen:
-            seen[asked] = _solved(replace(step.problem, current=there), solve)
+            known = [*greedy[-1:], *([constant] if constant is not None else [])]
+            near = None if more() else judge.nearest(at, tuple(sorted(running.items())), known)
+            copied += near is not None
+            seen[asked] = near if near is not None else _solved(replace(step.problem, current=there), solve)
         greedy.append(seen[asked])
         running = dict(greedy[-1])
-        if judge.same[at] not in alone:
+        if judge.same[at] not in alone and (more() or not there):
             alone[judge.same[at]] = _solved(step.problem, solve) if there else greedy[-1]
-    constant = _peak(steps, solve)
     others = [*greedy, *alone.values(), tuple(sorted((key, k) for key, k in current.items() if k))]
     candidates = list(dict.fromkeys([*others, *([constant] if constant is not None else [])]))
     simple = judge.schedule(greedy)
@@ -201,7 +207,7 @@ def _at_once(
     judge.choosing = True
     best = judge.best([candidates] * len(steps))
     least = min((way for way in (best, simple, peak) if way is not None), key=lambda way: way.value)
-    return Horizon(tuple(steps), judge.kept(judge.mixed(least, candidates)), simple, peak)
+    return Horizon(tuple(steps), judge.kept(judge.mixed(least, candidates)), simple, peak, copied=copied)
 
 
 def _solved(problem: PlacementProblem, solve: Solve) -> Placed:
@@ -288,6 +294,12 @@ class _Judge:
         starts = sum(n for n in change.values() if n > 0)
         stops = -sum(n for n in change.values() if n < 0)
         return PlacedStep(placed, *service, running, switching, starts, stops)
+
+    def nearest(self, at: int, before: Placed, known: Sequence[Placed]) -> Placed | None:
+        """Which of these is best in that step alone; None where it allows none of them."""
+        parts = [part for placed in known if (part := self.part(at, before, placed)) is not None]
+        values = [((part.lacks, part.misses, part.running + part.switching), part.placed) for part in parts]
+        return min(values)[1] if values else None
 
     def _option(self, at: int, key: OptionKey) -> Option | None:
         known = self.options[at].get(key)
@@ -388,6 +400,11 @@ class _Judge:
 
 def _with(placed: Mapping[OptionKey, int], key: OptionKey, count: int) -> Placed:
     return tuple(sorted((its, number) for its, number in (dict(placed) | {key: count}).items() if number))
+
+
+def different(steps: Sequence[Step]) -> int:
+    """How many of the steps are like none before."""
+    return len({_first_alike(steps, at) for at in range(len(steps))})
 
 
 def _first_alike(steps: Sequence[Step], at: int) -> int:

@@ -207,3 +207,24 @@ def test_a_step_has_the_demand_the_prices_and_the_partitions_of_its_time(tmp_pat
     assert set(before) == set(during) == set(after)
     with pytest.raises(UsageError, match="FT2032"):
         steps_of(there, 0.0, 1000.0, 3)
+
+
+@seeds(3, drawn=3, long=20)
+def test_when_the_time_is_over_no_step_is_searched_and_each_has_a_placement(seed):
+    instance, demands = drawn(seed)
+    asked = []
+
+    def counted(problem):
+        asked.append(problem)
+        return solve(problem)
+
+    many = [tuple((1.0 + at / 100) * rate for rate in demands[at % len(demands)]) for at in range(40)]
+    try:
+        horizon = planned(steps(instance, many), {}, counted, lambda: len(asked) < 4)
+    except InfeasibleError:
+        return
+    assert len(asked) <= 5, "the peak and two steps, from what runs and from nothing"
+    assert horizon.copied >= 37
+    assert len(horizon.schedule.parts) == 40
+    if horizon.peak is not None:
+        assert horizon.schedule.value <= horizon.peak.value

@@ -26,6 +26,7 @@ from fabrictool.planner.problem import PlacementProblem, Solution, StageResult
 from fabrictool.planner.program import PATIENCE
 from fabrictool.planner.solvers.core import core_of, with_sites
 from fabrictool.planner.solvers.part import part_of
+from fabrictool.planner.solvers.parties import parties
 from fabrictool.planner.solvers.rounding import rounded
 from fabrictool.planner.stages import (
     LOADS,
@@ -76,10 +77,8 @@ FIRST_NODES = 2000
 ENOUGH = {"served": 2e-3, "latency": 2.5e-3, "replicas": 0.02}
 """Relative gap at which a stage ends, `CLOSE` for all others. Half of latency's tolerance is for finding it."""
 CLOSE = 1e-3
-TOGETHER, AT_ONCE = 200, 700
-"""Options of the models that are placed anew together, and the most of all that are."""
-MEDIATORS, MEDIATING = 6, 2
-"""Each party has so many of so many models with the largest demand."""
+AT_ONCE = 700
+"""The most options of all models together that are placed anew at once."""
 PARTY_NODES, PARTY_GAP = 1, 2e-3
 """Limits of one such program."""
 SLACK = 1e-7
@@ -198,6 +197,11 @@ class PlacementSearch:
             if values is not None and (best is None or self._is_far_better(values, best)):
                 self._counts, best = counts, values
         if best is None:
+            first = self._by_highs(self._whole, name, self._enough(name), 1)
+            if first is not None and first.values is not None:  # mostly, and far sooner than SCIP has one
+                self._counts = self._whole.counts(first)
+                if self._judged(name):
+                    return
             answer = self._whole.minimise(name, seconds=LP_S, seed=self._seed, gap=CLOSE, nodes=FIRST_NODES)
             if answer is None:
                 raise explain_infeasible(self._problem)
@@ -382,9 +386,12 @@ class PlacementSearch:
                 return
 
     def _sweep(self, name: str) -> Iterator[Solution]:
-        """Every model once, in groups that chance puts together."""
+        """Every model once, in groups that chance puts together; a single one would be a try with all of them."""
+        groups = parties(self._problem.needs, self._mine, self._rng)
+        if len(groups) == 1 and self._all:
+            return
         former = dict(self._counts), {stage: dict(limits) for stage, limits in self._limits.items()}
-        for models in self._parties():
+        for models in groups:
             if not self._work.more():
                 break
             self._place_anew(name, models)
@@ -393,26 +400,6 @@ class PlacementSearch:
             self._counts, self._limits = former
             self._judge(name)
         yield self._solution()
-
-    def _parties(self) -> list[list[str]]:
-        order = [need.model for need in self._problem.needs if self._mine[need.model]]
-        self._rng.shuffle(order)
-        parties: list[list[str]] = [[]]
-        size = 0
-        for model in order:
-            if size and size + len(self._mine[model]) > TOGETHER:
-                parties.append([])
-                size = 0
-            parties[-1].append(model)
-            size += len(self._mine[model])
-        return [party + self._mediators(party) for party in parties]
-
-    def _mediators(self, party: Sequence[str]) -> list[str]:
-        """Some of the models with the largest demand: they stand on many pools and can give way in each."""
-        largest = sorted(self._problem.needs, key=lambda need: (-need.rate, need.model))[:MEDIATORS]
-        names = [need.model for need in largest if self._mine[need.model]]
-        chosen = self._rng.sample(names, min(len(names), MEDIATING))
-        return [name for name in chosen if name not in party]
 
     def _place_anew(self, name: str, models: Sequence[str]) -> None:
         part, indices = part_of(self._problem, self._counts, self._whole.chosen, models)
