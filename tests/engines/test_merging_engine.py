@@ -187,7 +187,7 @@ def test_together_replicas_answer_what_none_of_them_holds(start, alone):
 def test_priority_waits_least_where_others_pause_and_longest_where_they_are_finished(start, alone):
     """By what two others had been told when its first token came: a long one and a short one, on a replica each."""
     rng, told = random.Random(9), {}
-    asked = [(prompt(rng, 10), 100), (prompt(rng, 10), 30)]
+    asked = [(prompt(rng, 10), 110), (prompt(rng, 10), 60)]
     urgent = prompt(rng, 10), 5
     for transition in Transition:
         engine = start(priority_degree=2, priority_transition=transition, pause_s=60.0)
@@ -203,11 +203,11 @@ def test_priority_waits_least_where_others_pause_and_longest_where_they_are_fini
         assert client.text(number) == alone(*urgent)
         assert [client.text(other) for other in others] == [alone(*ask) for ask in asked]
         long, short = (client.tokens(other) for other in others)
+    # How far they had come when it was asked differs from run to run: only who was finished first says something.
     assert told[Transition.HARD][1] < short, "nobody was finished first"
     assert told[Transition.SOFT][1] == short
     assert told[Transition.SOFT][0] < long, "the short one alone was finished first"
     assert told[Transition.SEQUENTIAL] == [long, short]
-    assert told[Transition.HARD][0] < told[Transition.SOFT][0]
 
 
 def test_priority_is_answered_first_and_others_go_on(start, alone):
