@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fabrictool.status.sightings import read_recording
 from fabrictool.tui.app import Top
 from fabrictool.tui.feeds import Playback
-from fabrictool.tui.history import History
+from fabrictool.tui.history import History, states_of
 from fabrictool.tui.view import ScreenView
 
 REPLICAS = {"a": "tiny/0", "b": "tiny/1"}
@@ -29,6 +29,8 @@ class Fault:
     begun: float
     hits: bool = True
     ended: float = 0.0
+    down: bool = False
+    """Its replica was not up when it began, after the fault before it: the row that stands there is then its row."""
 
     def shown_by(self, trouble, look):
         """What stood there before it does not count."""
@@ -41,7 +43,7 @@ class Fault:
         if self.name == "hold":
             return "held" in trouble.why
         if trouble.what in ("lost", "missing"):
-            return trouble.since is not None and trouble.since >= self.begun - CLOCKS_S
+            return self.down or (trouble.since is not None and trouble.since >= self.begun - CLOCKS_S)
         return look.operator is not None and look.operator.at >= self.begun
 
     def known_in(self, looks):
@@ -55,6 +57,8 @@ class Fault:
         history, positions = History(), []
         for at, look in enumerate(looks):
             history.add(look)
+            if look.at < self.begun and look.gateway is not None:
+                self.down = states_of(look.gateway).get(REPLICAS[self.cluster]) != "up"
             if self.begun <= look.at <= (self.ended or look.at):
                 view = ScreenView(look, look.at, history)
                 positions += [at] if any(self.shown_by(trouble, look) for trouble in view.troubles) else []

@@ -191,12 +191,20 @@ def qos(fed, dice, cluster):
 @contextlib.contextmanager
 def reboot(fed, dice, cluster):
     node = f"{cluster}-n{dice.choice((1, 2))}"
+
+    def running():
+        listed = fed.bed.slurm(cluster, "squeue", "-h", "-t", "R", "-w", node, "-o", "%A %S").stdout
+        return set(listed.splitlines())
+
+    before = running()
     fed.bed.power_cut(node)
     try:
         time.sleep(dice.uniform(0, 5))
         yield
     finally:
         fed.bed.boot(node)
+        # Else what it broke shows in the middle of what comes next.
+        fed.wait(f"the scheduler does not know that {node} was off", lambda: not before & running(), within_s=90)
 
 
 @contextlib.contextmanager
