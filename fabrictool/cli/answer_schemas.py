@@ -5,16 +5,12 @@ They leave room for what a later minor version adds: a reader ignores keys that 
 
 from __future__ import annotations
 
-import ast
-import functools
-import inspect
-import textwrap
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from fabrictool.base.docstrings import attribute_docstrings
 from fabrictool.cli import answers, fabric_answers, forecast_answers
 from fabrictool.domain.plan import Plan
 
@@ -129,33 +125,17 @@ def _complete(definition: dict[str, Any], kind: type) -> None:
     properties = definition.get("properties", {})
     written = {name for name, field in properties.items() if "default" in field and not _leaves_out_defaults(kind)}
     definition["required"] = sorted({*definition.get("required", ()), *written})
-    meanings = _meanings(kind)
+    meanings = attribute_docstrings(kind)
     for name, field in properties.items():
         field.pop("default", None)
         if name in meanings:
-            field["description"] = meanings[name]
+            field["description"] = _one_line(meanings[name])
     if "description" in definition:
         definition["description"] = _one_line(definition["description"])
 
 
 def _leaves_out_defaults(kind: type) -> bool:
     return issubclass(kind, msgspec.Struct) and kind.__struct_config__.omit_defaults
-
-
-@functools.cache  # many commands print the same structs, and their source is slow to read
-def _meanings(kind: type) -> dict[str, str]:
-    """Field → the docstring below it."""
-    meanings: dict[str, str] = {}
-    for base in reversed(kind.__mro__):
-        if not base.__module__.startswith("fabrictool."):
-            continue
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        below = tree.body if isinstance(tree, ast.ClassDef) else []
-        for field, text in pairwise(below):
-            match field, text:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(meaning))):
-                    meanings[name] = _one_line(meaning)
-    return meanings
 
 
 def _one_line(text: str) -> str:
