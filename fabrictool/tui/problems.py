@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from fabrictool.base.text import visible
 from fabrictool.domain.address import Address
@@ -31,6 +31,7 @@ seconds.
 WAITING_STATES = ("pending", "starting")
 OVER = ("missing", "killed", "ended")
 """States of a unit of which nothing runs; `reconcile` starts it again, and its log is where it was."""
+ApplyState = Literal["done", "in part", "interrupted", "under way", "not ended"]
 SILENT_S = 300.0
 """An apply that wrote nothing for so long may have died."""
 
@@ -224,17 +225,16 @@ def unit_text(unit: UnitView) -> str:
     return f"{unit.state}: {unit.detail}" if unit.detail else unit.state
 
 
-def apply_state(operator: OperatorView) -> str:
-    """Of the last apply, which may have been a destroy or a reconcile; "": there was none."""
+def apply_state(operator: OperatorView) -> ApplyState | None:
+    """Of the last apply, which may have been a destroy or a reconcile; None: there was none."""
     lines = operator.journal
     begun = max((at for at, line in enumerate(lines) if line.kind == "begin"), default=0)
     if not lines:
-        return ""
+        return None
     kinds = {line.kind for line in lines[begun:]}  # after its end it may tell of what it waits for
     last = {line.address: line.kind for line in lines[begun:] if line.address}
-    failed = sum(kind in ("failed", "capped") for kind in last.values())
-    if failed:  # it writes no end then, for the next one is to go on
-        return f"{failed} failed"
+    if not {"failed", "capped"}.isdisjoint(last.values()):  # it writes no end then, for the next one is to go on
+        return "in part"
     if "end" in kinds:
         return "done"
     if lines[-1].kind == "interrupted":

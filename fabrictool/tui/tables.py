@@ -239,9 +239,9 @@ def last_apply(view: ScreenView) -> list[TableRow]:
         state = _STEP_STATES.get(line.kind, line.kind)
         level: Level = "bad" if state in ("failed", "given up") else "worth a look" if state == "under way" else "well"
         rows.append(table_row(address, (address, state, line.action or "–", stamp(line.at), line.text or "–"), level))
-    if operator.journal:
-        begin, whole = operator.journal[0], apply_state(operator)
-        level = "well" if whole in ("done", "under way") else "bad" if whole.endswith("failed") else "worth a look"
+    if (whole := apply_state(operator)) is not None:
+        begin = operator.journal[0]
+        level = "well" if whole in ("done", "under way") else "bad" if whole == "in part" else "worth a look"
         cells = (f"apply {begin.plan[:8]}", whole, "–", stamp(begin.at), begin.text or "–")
         whole_of_it = [table_row(APPLY, cells, level)]
     drifted = ("drift", "since then", "–", "–")

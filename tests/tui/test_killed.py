@@ -112,7 +112,7 @@ def line(kind, at=NOW, **changes):
         ([line("interrupted")], NOW + 9, "interrupted", "the same command again goes on where it stopped"),
         ([line("intent", address="replica/llama/1")], NOW + 9, "under way", None),
         ([line("intent", address="replica/llama/1"), line("failed", address="replica/llama/1")], NOW + 900,
-         "1 failed", None),
+         "in part", None),
         ([line("failed", address="gateway/main"), line("interrupted"), line("begin"), line("done")], NOW + 9,
          "under way", None),
         ([line("intent", address="replica/llama/1")], NOW + 900, "not ended",

@@ -181,7 +181,7 @@ async def test_jobs_speak_the_schedulers_words_and_the_plan_says_what_became_of_
         await pilot.press("7")
         await settled(pilot)
         assert [row[:2] for row in cells(app)] == [
-            ["apply pppppppp", "1 failed"],
+            ["apply pppppppp", "in part"],
             ["replica/qwen/1", "failed"], ["drift", "since then"], ["replica/llama/0", "done"],
         ]  # fmt: skip
         assert column(app, "TEXT")[1] == "no such account"
