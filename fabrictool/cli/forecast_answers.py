@@ -211,6 +211,8 @@ class HorizonAnswer(JsonDocument, frozen=True, kw_only=True, tag="horizon"):
     """One placement for all steps."""
     no_request_waits: HorizonTotals | None
     """With every request served in the step in which it comes; null where none may wait."""
+    copied: int
+    """Steps that there was no time to search: they have the placement of the step before, or the one for the peak."""
 
 
 class InstanceAnswer(JsonDocument, frozen=True, kw_only=True, tag="instance"):

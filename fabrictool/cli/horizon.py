@@ -188,6 +188,7 @@ def document(horizon: Horizon, currency: str) -> HorizonAnswer:
         without_look_ahead=_totals(horizon.greedy),
         peak=None if horizon.peak is None else _totals(horizon.peak),
         no_request_waits=None if horizon.at_once is None else _totals(horizon.at_once),
+        copied=horizon.copied,
     )
 
 
