@@ -39,7 +39,7 @@ from fabrictool.planner.fairness import FAIRNESS, fair_rows, joined
 from fabrictool.planner.limits import limit_rows
 from fabrictool.planner.moving import move_prices
 from fabrictool.planner.program import Program, ProgramSolution, Terms
-from fabrictool.planner.survival import losses, lost_with_a_node, reserves, stands_in
+from fabrictool.planner.survival_rows import survival_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from fabrictool.planner.fairness import Lacks
     from fabrictool.planner.highs import Searched
     from fabrictool.planner.problem import Level, ModelNeed, PlacementProblem, Pool, PoolKey
-    from fabrictool.planner.survival import Reserve
 
 INFINITY = math.inf
 
@@ -108,7 +107,7 @@ class Formulation:
             self._demand_rows(need, by_model[need.model])
             self._phase_rows(need.model, by_model[need.model])
             self._group_rows(need, by_model[need.model])
-            self._survival_rows(need, by_model[need.model])
+            self._lost += survival_rows(self, need, by_model[need.model], self._given)
         self._link_rows()
         for pool in problem.pools:
             self._device_rows(pool, blocks[pool.key])
@@ -225,7 +224,8 @@ class Formulation:
         mine = (i for i in self.chosen if options[i].model == model and options[i].phase != "decode")
         return [term for i in mine for term in self._load(i)]
 
-    def _column(self, model: str, low: float, high: float, *, whole: bool = False) -> int:
+    def column(self, model: str, low: float, high: float, *, whole: bool = False) -> int:
+        """A new column that is of this model."""
         self._owners.append(model)
         return self.program.column(low, high, whole=whole)
 
@@ -235,20 +235,20 @@ class Formulation:
 
     def _add_option(self, i: int) -> None:
         option, program = self.problem.options[i], self.program
-        self._idle[i] = self._column(option.model, 0, INFINITY)
-        self._levels[i] = [self._column(option.model, 0, INFINITY) for _ in option.levels]
+        self._idle[i] = self.column(option.model, 0, INFINITY)
+        self._levels[i] = [self.column(option.model, 0, INFINITY) for _ in option.levels]
         fixed = self.problem.fixed.get(option.key) if self._given is None else self._given.get(i, 0)
         low, high = (0, self._limit[option.model]) if fixed is None else (fixed, fixed)
         parts = [(column, 1.0) for column in self.ladder(i)]
         if self._whole:
-            self._count[i] = self._column(option.model, low, high, whole=True)
+            self._count[i] = self.column(option.model, low, high, whole=True)
             program.row(0, 0, [*parts, (self._count[i], -1.0)])
         elif fixed is not None:
             program.row(fixed, fixed, parts)
 
     def _demand_rows(self, need: ModelNeed, mine: list[int]) -> None:
         program, problem = self.program, self.problem
-        self._unserved[need.model] = self._column(need.model, 0, need.rate)
+        self._unserved[need.model] = self.column(need.model, 0, need.rate)
         served = self.served(need.model)
         self.rows.demand[need.model] = program.row(need.rate, need.rate, [*served, (self._unserved[need.model], 1.0)])
         if not mine and self._given is None:
@@ -287,7 +287,7 @@ class Formulation:
             return
         for key in self.problem.transfers:
             if key[0] == model and key[1] in loads["prefill"] and key[2] in loads["decode"]:
-                self._handed[key] = self._column(model, 0, INFINITY)
+                self._handed[key] = self.column(model, 0, INFINITY)
         for side, load_by_pool in ((1, loads["prefill"]), (2, loads["decode"])):
             for pool, load in load_by_pool.items():
                 handed = [(c, -1.0) for key, c in self._handed.items() if key[0] == model and key[side] == pool]
@@ -317,75 +317,19 @@ class Formulation:
         for (model, sender, receiver), column in self._handed.items():
             if model == need.model:
                 loads[frozenset({provider[sender], provider[receiver]})].append((column, 1.0))
-        self._asked[need.model] = flow_rows(self.program, need, loads, lambda most: self._column(need.model, 0, most))
+        self._asked[need.model] = flow_rows(self.program, need, loads, lambda most: self.column(need.model, 0, most))
 
     def _fair_rows(self) -> None:
         """The column of the largest share that anybody lacks, of those who could be served more."""
         if FAIRNESS not in self.problem.objective:
             return
-        fairest = self._column("", 0, INFINITY)
+        fairest = self.column("", 0, INFINITY)
         self._fairest = [(fairest, 1.0)]
         for need in self.problem.needs:
             reach = need.reached(self.problem.options[i] for i in self.problem.of(need.model)) if need.rate else 0.0
             if reach:
                 groups, unserved = self._asked.get(need.model, []), self._unserved[need.model]
                 self._lacking[need.model] = fair_rows(self.program, need, reach, fairest, unserved, groups)
-
-    def _survival_rows(self, need: ModelNeed, mine: list[int]) -> None:
-        """A column for what each loss leaves unserved of each thing that has to be left, and the rows that say so."""
-        if need.survive is None:
-            return
-        # Also those that are not chosen: what cannot survive does not hang on what a search looks at.
-        options = {i: self.problem.options[i] for i in self.problem.of(need.model)}
-        pools = {pool.key: pool for pool in self.problem.pools}
-        pools |= {pool.key: pool for option in options.values() for pool in option.pools}
-        chosen = set(mine)
-        for reserve in reserves(need, options):
-            every = {i: self._weighed(i, weight) for i, weight in reserve.weights.items() if i in chosen}
-            for loss in losses(need.survive, pools.values()):
-                if not reserve.can_survive(options, loss):
-                    continue
-                column = self._column(need.model, 0, INFINITY)
-                self._lost.append((column, need.priority))
-                lacking = [(column, 1.0 / reserve.unit)]
-                if loss.node:
-                    (key,) = loss.pools
-                    self._node_rows(need, reserve, pools[key], every, lacking)
-                else:
-                    left = [term for i, terms in every.items() if not stands_in(options[i], loss) for term in terms]
-                    self.program.row(reserve.target, INFINITY, [*left, *lacking])
-
-    def _node_rows(
-        self, need: ModelNeed, reserve: Reserve, pool: Pool, every: Mapping[int, Terms], lacking: Terms
-    ) -> None:
-        """All but what a node can hold is left, or what is elsewhere, whichever is more.
-
-        What a node can hold is bounded by the densest option that has a replica there.
-        """
-        options, target = self.problem.options, reserve.target
-        here = {i: size for i in every for (key, size), _ in options[i].blocks.items() if key == pool.key}
-        whole = [term for terms in every.values() for term in terms]
-        left = [term for i, terms in every.items() if i not in here for term in terms]
-        if self._given is not None:
-            placed = {i: options[i] for i in every if self._given.get(i)}
-            held = math.fsum(reserve.weights[i] * self._given.get(i, 0) for i in here)
-            most = lost_with_a_node(replace(reserve, weights={i: reserve.weights[i] for i in placed}), placed, pool)
-            terms, least = (whole, target + most) if held >= most else (left, target)
-            self.program.row(least, INFINITY, [*terms, *lacking])
-            return
-        dense = {i: reserve.weights[i] * pool.devices_per_node / size for i, size in here.items()}
-        most = max(dense.values(), default=0.0)
-        side = self._column(need.model, 0, 1, whole=True)
-        gone = self._column(need.model, 0, most)
-        for i, held in dense.items():
-            there = self._column(need.model, 0, 1, whole=True)
-            self.program.row(0, INFINITY, [(there, float(need.maximum)), *[(c, -w) for c, w in self.count(i)]])
-            self.program.row(0, INFINITY, [(gone, 1.0), (there, -held)])
-        self.program.row(target, INFINITY, [*left, *lacking, (side, target)])
-        self.program.row(-most, INFINITY, [*whole, *lacking, (gone, -1.0), (side, -(target + most))])
-
-    def _weighed(self, i: int, weight: float) -> Terms:
-        return [(column, weight * its) for column, its in self.count(i)]
 
     def _count_in(self, i: int, pools: Container[PoolKey]) -> Terms:
         return self.count(i) if self.problem.options[i].pool.key in pools else []
@@ -486,7 +430,7 @@ class Formulation:
             known = None if self._given is None else self._given.get(i, 0) - now
             more = (0.0, self._limit[option.model]) if known is None else (max(0, known),) * 2
             fewer = (0.0, now) if known is None else (max(0, -known),) * 2
-            start, stop = (self._column(option.model, *bounds, whole=True) for bounds in (more, fewer))
+            start, stop = (self.column(option.model, *bounds, whole=True) for bounds in (more, fewer))
             self._starts[i], self._stops[i] = [(start, 1.0)], [(stop, 1.0)]
             if known is None:
                 self.program.row(now, now, [*self.count(i), (start, -1.0), (stop, 1.0)])
