@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -39,6 +39,7 @@ from fabrictool.planner.fairness import FAIRNESS, fair_rows, joined
 from fabrictool.planner.limits import limit_rows
 from fabrictool.planner.moving import move_prices
 from fabrictool.planner.program import Program, ProgramSolution, Terms
+from fabrictool.planner.survival import SIDES
 from fabrictool.planner.survival_rows import survival_rows
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
     from fabrictool.planner.problem import Level, ModelNeed, PlacementProblem, Pool, PoolKey
 
 INFINITY = math.inf
+BY_CAPACITY = frozenset({FAIRNESS, "served", "survived"})
+"""Stages that do not depend on the load of any replica. Each needs only stages of these to be kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +77,18 @@ class Formulation:
         whole: bool,
         given: Mapping[int, int] | None = None,
         program: Program | None = None,
+        by_capacity: bool = False,
     ) -> None:
-        """`given` counts, by option, leave only the loads to be found; `program`: one that is of more than this."""
+        """`given` counts, by option, leave only the loads to be found; `program`: one that is of more than this.
+
+        `by_capacity`: for the stages of `BY_CAPACITY` alone, in whole numbers. No column says what load a replica is
+        under: what counts is the most that it can take.
+        """
         self.problem = problem
         self.chosen = list(chosen)
         self.rows = PricedRows()
         self.program = Program(whole=whole) if program is None else program
-        self._whole, self._given = whole, given
+        self._whole, self._given, self._by_capacity = whole, given, by_capacity
         self._limit = {need.model: need.maximum for need in problem.needs}
         self._owners: list[str] = []
         self._idle: dict[int, int] = {}
@@ -98,6 +106,9 @@ class Formulation:
         self._handed: dict[tuple[str, PoolKey, PoolKey], int] = {}
         by_model: dict[str, list[int]] = defaultdict(list)
         blocks: dict[PoolKey, list[tuple[int, int, int]]] = defaultdict(list)
+        flows = {need.model for need in problem.needs if need.parts}
+        flows |= {problem.options[i].model for i in self.chosen if problem.options[i].phase != "unified"}
+        self._flows = flows
         for i in self.chosen:
             self._add_option(i)
             by_model[problem.options[i].model].append(i)
@@ -161,6 +172,27 @@ class Formulation:
             self.program.set_most(self._kept[name], limit)
         else:
             self._kept[name] = self.program.row(-INFINITY, limit, self.terms(name))
+
+    def tighten(self) -> None:
+        """Adds rows that are implied by the others, and in whole numbers cut more off than these: what is not served is
+        at least what all replicas together could not.
+        """
+        options = self.problem.options
+        for need in self.problem.needs:
+            mine = [i for i in self.chosen if options[i].model == need.model]
+            for side in SIDES if need.model in self._flows else SIDES[:1]:
+                able = [term for i in mine if options[i].phase in ("unified", side) for term in self._capacity(i)]
+                if able and need.rate:
+                    self.program.row(need.rate, INFINITY, [*able, (self._unserved[need.model], 1.0)])
+
+    def values_of(self, counts: Mapping[int, int]) -> dict[int, float]:
+        """The columns that say how many replicas there are, with what they are at these counts."""
+        values = {column: float(counts.get(i, 0)) for i, column in self._count.items()}
+        for i, starts in self._starts.items():
+            change = counts.get(i, 0) - self.problem.running.get(i, 0)
+            if self.problem.running.get(i, 0):
+                values |= {starts[0][0]: float(max(0, change)), self._stops[i][0][0]: float(max(0, -change))}
+        return values
 
     def value(self, name: str, answer: ProgramSolution) -> float:
         """The stage's objective of an answer, in floating point."""
@@ -230,27 +262,44 @@ class Formulation:
         return self.program.column(low, high, whole=whole)
 
     def _load(self, i: int) -> Terms:
-        levels = self.problem.options[i].levels
+        """What an option serves; where nobody asks whom, all that it could."""
+        levels = self._loads_of(i)
+        if not levels:
+            return self._capacity(i)
         return [(column, level.rate) for column, level in zip(self._levels[i], levels, strict=True)]
+
+    def _capacity(self, i: int) -> Terms:
+        return [(self._count[i], self.problem.options[i].levels[-1].rate)]
+
+    def _loads_of(self, i: int) -> Sequence[Level]:
+        """The loads that have a column: by capacity none, or the largest where who gets it matters."""
+        option = self.problem.options[i]
+        if not self._by_capacity:
+            return option.levels
+        return option.levels[-1:] if option.model in self._flows else ()
 
     def _add_option(self, i: int) -> None:
         option, program = self.problem.options[i], self.program
-        self._idle[i] = self.column(option.model, 0, INFINITY)
-        self._levels[i] = [self.column(option.model, 0, INFINITY) for _ in option.levels]
+        levels = self._loads_of(i)
+        if levels:
+            self._idle[i] = self.column(option.model, 0, INFINITY)
+            self._levels[i] = [self.column(option.model, 0, INFINITY) for _ in levels]
         fixed = self.problem.fixed.get(option.key) if self._given is None else self._given.get(i, 0)
         low, high = (0, self._limit[option.model]) if fixed is None else (fixed, fixed)
-        parts = [(column, 1.0) for column in self.ladder(i)]
+        parts = [(column, 1.0) for column in self.ladder(i)] if levels else []
         if self._whole:
             self._count[i] = self.column(option.model, low, high, whole=True)
-            program.row(0, 0, [*parts, (self._count[i], -1.0)])
+            if parts:
+                program.row(0, 0, [*parts, (self._count[i], -1.0)])
         elif fixed is not None:
             program.row(fixed, fixed, parts)
 
     def _demand_rows(self, need: ModelNeed, mine: list[int]) -> None:
         program, problem = self.program, self.problem
         self._unserved[need.model] = self.column(need.model, 0, need.rate)
-        served = self.served(need.model)
-        self.rows.demand[need.model] = program.row(need.rate, need.rate, [*served, (self._unserved[need.model], 1.0)])
+        served = [*self.served(need.model), (self._unserved[need.model], 1.0)]
+        most = INFINITY if self._by_capacity and need.model not in self._flows else need.rate
+        self.rows.demand[need.model] = program.row(need.rate, most, served)
         if not mine and self._given is None:
             return
         total = [term for i in mine for term in self.count(i)]

@@ -14,13 +14,13 @@ import os
 import signal
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from multiprocessing.connection import Connection
     from multiprocessing.context import SpawnProcess
 
@@ -44,6 +44,8 @@ class MixedProgram:
     at_row: Ints
     at_column: Ints
     weights: Floats
+    start: Mapping[int, float] = field(default_factory=dict)
+    """Values of some columns to begin with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,7 @@ def _serve(pipe: Connection) -> None:
 
 
 def _answer(program: MixedProgram, limits: SearchLimits) -> Searched:
-    from ortools.math_opt import callback_pb2, model_parameters_pb2, parameters_pb2, result_pb2  # noqa: PLC0415 - --help
+    from ortools.math_opt import callback_pb2, parameters_pb2, result_pb2  # noqa: PLC0415 - --help
     from ortools.math_opt.core.python import solver  # noqa: PLC0415 - must not pay for it
 
     result = solver.solve(
@@ -168,7 +170,7 @@ def _answer(program: MixedProgram, limits: SearchLimits) -> Searched:
         parameters_pb2.SOLVER_TYPE_HIGHS,
         parameters_pb2.SolverInitializerProto(),
         _parameters(limits),
-        model_parameters_pb2.ModelSolveParametersProto(),
+        _beginning(program),
         None,
         callback_pb2.CallbackRegistrationProto(),
         None,
@@ -187,6 +189,17 @@ def _answer(program: MixedProgram, limits: SearchLimits) -> Searched:
         int(result.solve_stats.simplex_iterations),
         result.termination.limit != result_pb2.LIMIT_TIME,
     )
+
+
+def _beginning(program: MixedProgram) -> Any:
+    from ortools.math_opt import model_parameters_pb2  # noqa: PLC0415 - as above
+
+    beginning = model_parameters_pb2.ModelSolveParametersProto()
+    if program.start:
+        hint = beginning.solution_hints.add().variable_values
+        hint.ids.extend(sorted(program.start))
+        hint.values.extend(program.start[column] for column in sorted(program.start))
+    return beginning
 
 
 def _model(program: MixedProgram) -> Any:

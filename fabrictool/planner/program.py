@@ -111,9 +111,16 @@ class Program:
         self._model.set_constraint_upper_bound(row, high)
 
     def searched(
-        self, terms: Sequence[tuple[int, float]], limits: SearchLimits, left_s: Callable[[], float]
+        self,
+        terms: Sequence[tuple[int, float]],
+        limits: SearchLimits,
+        left_s: Callable[[], float],
+        start: Mapping[int, float] | None = None,
     ) -> Searched | None:
-        """What HiGHS finds for an objective within limits; None when its process died."""
+        """What HiGHS finds for an objective within limits; None when its process died.
+
+        `start`: values of some columns, of which it makes an answer first, if it can.
+        """
         costs = np.zeros(self.columns)
         for column, weight in terms:
             costs[column] += weight
@@ -130,6 +137,7 @@ class Program:
                 np.asarray([at for at, _, _ in entries], dtype=np.int64),
                 np.asarray([column for _, column, _ in entries], dtype=np.int64),
                 np.asarray([weight for _, _, weight in entries], dtype=float),
+                start or {},
             ),
             limits,
             left_s,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def survival_rows(
     formulation: Formulation, need: ModelNeed, mine: Sequence[int], given: Mapping[int, int] | None
 ) -> Iterator[tuple[int, float]]:
-    """Adds a column for what each loss leaves unserved of each thing that has to be left, and yields it with its weight.
+    """Adds a column for what each loss leaves unserved of each thing that has to be left; yields it and its weight.
 
     `mine`: the options of the model that take part; `given`: their counts, where these are known.
     """

@@ -8,7 +8,7 @@ import pytest
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.planner.problem import GroupDemand, ModelNeed
-from fabrictool.planner.solvers import parties, placing
+from fabrictool.planner.solvers import placing
 from fabrictool.planner.solvers.registry import SOLVERS
 from fabrictool.planner.stages import amount, stage_names, values_of
 from tests.planner.test_exact import MOST, fits, option, pool, problem, random_instance, solve
@@ -129,7 +129,7 @@ def test_is_the_fairest_of_all_placements_and_then_serves_most(seed):
 def test_later_stages_keep_it_where_some_models_are_placed_at_a_time(seed, monkeypatch):
     for name, value in (("TINY", 0), ("FEW", 0), ("AT_ONCE", 0)):
         monkeypatch.setattr(placing, name, value)
-    monkeypatch.setattr(parties, "TOGETHER", 1)
+    monkeypatch.setattr(placing, "TOGETHER", {False: 1, True: 1})
     instance = a_fair_instance(seed)
     if brute_force(instance) is None:
         return

@@ -8,7 +8,7 @@ import pytest
 
 from fabrictool.base.errors import InfeasibleError
 from fabrictool.planner.problem import ModelNeed
-from fabrictool.planner.solvers import part, parties, placing
+from fabrictool.planner.solvers import part, placing
 from fabrictool.planner.solvers.exact import ExactSolver
 from tests.planner.test_exact import cheapest_load, fits, option, pool, problem, random_instance, solve
 from tests.planner.test_phases import between, phase, random_pairs
@@ -19,7 +19,7 @@ from tests.seeds import some
 def everything_is_large(monkeypatch):
     monkeypatch.setattr(placing, "TINY", 0)
     monkeypatch.setattr(placing, "FEW", 0)
-    monkeypatch.setattr(parties, "TOGETHER", 3)  # several parties, also of two models
+    monkeypatch.setattr(placing, "TOGETHER", {False: 3, True: 3})  # several parties, also of two models
 
 
 def both(instance, monkeypatch):

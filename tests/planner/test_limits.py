@@ -19,7 +19,7 @@ from fabrictool.planner.explaining.rules import rule_sentences
 from fabrictool.planner.forecast import forecast
 from fabrictool.planner.judged import with_reasons
 from fabrictool.planner.problem import GroupDemand, ModelNeed, ResourceLimit
-from fabrictool.planner.solvers import parties, placing
+from fabrictool.planner.solvers import placing
 from fabrictool.planner.solvers.registry import SOLVERS
 from fabrictool.planner.solvers.symmetry import merged
 from fabrictool.planner.stages import values_of
@@ -143,7 +143,7 @@ def test_is_the_best_of_all_placements_within_the_limits(seed):
 def test_a_search_in_parts_leaves_each_what_the_others_do_not_use(seed, monkeypatch):
     for name, value in (("TINY", 0), ("FEW", 0), ("AT_ONCE", 0)):
         monkeypatch.setattr(placing, name, value)
-    monkeypatch.setattr(parties, "TOGETHER", 1)
+    monkeypatch.setattr(placing, "TOGETHER", {False: 1, True: 1})
     instance = random_instance(random.Random(seed))
     if best_of_all(instance) is None:
         return

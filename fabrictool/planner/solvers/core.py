@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fabrictool.planner.fairness import FAIRNESS
-from fabrictool.planner.formulation import Formulation
+from fabrictool.planner.formulation import BY_CAPACITY, Formulation
 from fabrictool.planner.infeasible import explain_infeasible
 from fabrictool.planner.solvers.rounding import rounded
 from fabrictool.planner.stages import TIDYING, TIE_BREAK, TOLERANCE, slack, spared, stage_names
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
     from fabrictool.planner.problem import PlacementProblem
 
-NEAREST = 4
-"""Options a model beyond those that the relaxation uses: the ones that it would cost least, in every stage."""
+NEAREST, WIDE = 4, 12
+"""Options a model beyond those that the relaxation uses: the ones that it would cost least, in every stage; and of
+stages without loads, whose programs are so much smaller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class Core:
 
     options: Sequence[int]
     """Those that it uses in any stage, those that it nearly uses, and those that rules or habit name."""
+    wide: Sequence[int]
+    """The same, with more that are nearly used in the stages that do not depend on loads."""
     lowest: dict[str, float]
     """By stage: what it reaches at best when each stage before is at its own least."""
     distance: dict[int, float]
@@ -40,6 +43,7 @@ class Core:
 def core_of(problem: PlacementProblem, seconds: float, seed: int) -> Core:
     """Raises InfeasibleError FT2001 when the relaxation has no solution."""
     relaxed = Formulation(problem, range(len(problem.options)), whole=False)
+    wide: set[int] = set()
     core = {i for i, o in enumerate(problem.options) if o.key in problem.fixed or o.key in problem.current}
     for need in problem.needs:
         core |= {i for i in problem.of(need.model) if any(problem.options[i].pool.within(*pin) for pin in need.pins)}
@@ -67,10 +71,13 @@ def core_of(problem: PlacementProblem, seconds: float, seed: int) -> Core:
             for i, option in enumerate(problem.options):
                 nearest[option.model].append((distance[i], i))
             for options in nearest.values():
-                core |= {i for _, i in sorted(options)[:NEAREST]}
+                options.sort()
+                core |= {i for _, i in options[:NEAREST]}
+                wide |= {i for _, i in options[:WIDE]} if name in BY_CAPACITY else set()
         relaxed.keep(name, answer.objective + slack(problem, name, answer.objective))
     chosen = sorted(core)
-    return Core(chosen, lowest, distance, rounded(problem, {i: usage.get(i, 0.0) for i in chosen}, distance), moved)
+    whole = rounded(problem, {i: usage.get(i, 0.0) for i in chosen}, distance)
+    return Core(chosen, sorted(core | wide), lowest, distance, whole, moved)
 
 
 def with_sites(problem: PlacementProblem) -> PlacementProblem:

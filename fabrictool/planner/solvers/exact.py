@@ -46,7 +46,10 @@ class ExactSolver:
         work = StepwiseWork(units(deadline_s), self._left_s)
         start = None if warm is None else smaller.counts_of(warm.counts)
         search = PlacementSearch(smaller.problem, NAME, work, seed, start)
-        for name in stage_names(problem):
-            if search.wants(name):
+        names = [name for name in stage_names(problem) if search.wants(name)]
+        goes_on = True
+        while goes_on:
+            for name in names:
                 for solution in search.stage(name):
                     yield smaller.dealt(solution, seed)
+            goes_on = search.goes_on()

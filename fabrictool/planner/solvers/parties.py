@@ -10,20 +10,23 @@ if TYPE_CHECKING:
 
     from fabrictool.planner.problem import ModelNeed
 
-TOGETHER = 200
-"""Options that the models of a party have, about."""
 MEDIATORS, MEDIATING = 6, 2
 """Each party has so many of so many models with the largest demand."""
 
 
-def parties(needs: Sequence[ModelNeed], options: Mapping[str, Sequence[int]], rng: random.Random) -> list[list[str]]:
-    """Every model that has options is in one of them, in an order of chance; mediators are in more."""
+def parties(
+    needs: Sequence[ModelNeed], options: Mapping[str, Sequence[int]], together: int, rng: random.Random
+) -> list[list[str]]:
+    """Every model that has options is in one of them, in an order of chance; mediators are in more.
+
+    `together`: options that the models of a party have, about.
+    """
     order = [need.model for need in needs if options[need.model]]
     rng.shuffle(order)
     groups: list[list[str]] = [[]]
     size = 0
     for model in order:
-        if size and size + len(options[model]) > TOGETHER:
+        if size and size + len(options[model]) > together:
             groups.append([])
             size = 0
         groups[-1].append(model)

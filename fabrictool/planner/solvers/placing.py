@@ -19,29 +19,25 @@ from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.planner.fairness import FAIRNESS, joined
-from fabrictool.planner.formulation import Formulation
+from fabrictool.planner.formulation import BY_CAPACITY, Formulation
 from fabrictool.planner.highs import SearchLimits
 from fabrictool.planner.infeasible import explain_infeasible
 from fabrictool.planner.problem import PlacementProblem, Solution, StageResult
 from fabrictool.planner.program import PATIENCE
 from fabrictool.planner.solvers.core import core_of, with_sites
+from fabrictool.planner.solvers.first import first_placement
 from fabrictool.planner.solvers.part import part_of
 from fabrictool.planner.solvers.parties import parties
-from fabrictool.planner.solvers.rounding import rounded
 from fabrictool.planner.stages import (
     LOADS,
     TIDYING,
     TIE_BREAK,
     TOLERANCE,
     clean,
-    demand,
-    first_change,
-    in_order,
     kept,
     residual,
     rounding,
     spared,
-    user_stages,
 )
 from fabrictool.planner.work import PER_SECOND
 
@@ -56,12 +52,11 @@ TINY = 40
 """Options up to which SCIP solves a stage to its proof in no time."""
 FEW = 450
 """Options up to which all of them take part in the integer program."""
-NODES = (30, 1_000, 20_000)
-"""Of its tries, where all options take part: each begins anew, so each is so much larger than the one before."""
-NEAR = 0.1
-"""What runs is begun with where it is within so much of the relaxation rounded, in the first stage that differs."""
-SHORT = 0.01
-"""The share of the demand that may be unserved there without another beginning being tried."""
+NODES = ((30, 1_000), (20_000,))
+"""Of the tries in each pass over the stages, where all options take part. Each begins anew, so each is so much larger
+than the one before; and the largest come when every stage had the others."""
+CAPACITY_NODES = ((1_000,), (20_000,))
+"""The same, of stages without loads: all these nodes take less than to begin does."""
 AGAIN = 0.008
 """Relative gap beyond which another try is worth its time."""
 CORE_NODES = (1,)
@@ -77,8 +72,12 @@ FIRST_NODES = 2000
 ENOUGH = {"served": 2e-3, "latency": 2.5e-3, "replicas": 0.02}
 """Relative gap at which a stage ends, `CLOSE` for all others. Half of latency's tolerance is for finding it."""
 CLOSE = 1e-3
-AT_ONCE = 700
-"""The most options of all models together that are placed anew at once."""
+AT_ONCE, AT_ONCE_BY_CAPACITY = 700, 1_800
+"""The most options of all models together that are placed anew at once; and where loads are not looked at."""
+PROVABLE = 6_000
+"""The most options that take part in a proof for the whole of a stage without loads, in the second pass."""
+TOGETHER = {False: 200, True: 600}
+"""Options that the models of a party have, about; without loads and with them."""
 PARTY_NODES, PARTY_GAP = 1, 2e-3
 """Limits of one such program."""
 SLACK = 1e-7
@@ -114,10 +113,8 @@ class PlacementSearch:
         every = range(len(problem.options))
         self._tiny, self._all = len(every) <= TINY, len(every) <= FEW
         self._relaxed = Formulation(problem, every, whole=False)
-        self._whole = Formulation(problem, every if self._all else self._core.options, whole=True)
-        self._mine: dict[str, list[int]] = defaultdict(list)
-        for i in self._whole.chosen:
-            self._mine[problem.options[i].model].append(i)
+        among = every if self._all else self._core.wide
+        self._by_capacity = Formulation(problem, among, whole=True, by_capacity=True)
         self._counts: dict[int, int] = {}
         self._loads: dict[int, float] = {}
         self._values: dict[str, dict[str, float]] = {}
@@ -128,18 +125,20 @@ class PlacementSearch:
         self._reached: dict[str, float] = {}
         """Of stages that were let rise so that less moves: what they had come to."""
         self._optimal = True
+        self._whole = self._over(every if self._all else self._core.options)
+        self._pass = self._begun_with = 0
         work.done(1)
 
     def wants(self, name: str) -> bool:
         """Whether a stage has anything to it. Equals are settled for good only where that takes no time."""
-        return bool(self._whole.terms(name)) and (self._tiny or name != TIE_BREAK)
+        return bool(self._relaxed.terms(name)) and (self._tiny or name != TIE_BREAK)
 
     def stage(self, name: str) -> Iterator[Solution]:
         """Minimises one objective, and keeps it from then on."""
         if name == "moves":
             self._spare()
-        self._bounds[name] = self._bound(name)
-        if not self._values:
+        self._bounds[name] = max(self._bound(name), self._bounds.get(name, 0.0))
+        if not self._values and not self._pass:
             self._begin(name)
         self._judge(name)
         yield self._solution()
@@ -148,6 +147,24 @@ class PlacementSearch:
         self._keep(name, kept(self._problem, name, self._total(name), self._bounds[name]))
         if name == "moves":
             yield from self._tightened()
+
+    def goes_on(self) -> bool:
+        """Whether another pass over all stages is worth its time; then it begins, with what was found. Bounds hold on:
+        stages are kept within less than before, if anything.
+        """
+        felt = [name for name in self._values if name not in TIDYING]
+        near = all(self._gap(name) <= max(AGAIN, self._enough(name)) for name in felt)
+        every = range(len(self._problem.options))
+        if self._pass + 1 == len(NODES) or self._tiny or len(every) > PROVABLE or near or not self._work.more():
+            return False
+        if len(self._by_capacity.chosen) < len(every):
+            self._by_capacity = Formulation(self._problem, every, whole=True, by_capacity=True)
+        for name in self._values:
+            for formulation in (self._relaxed, self._whole, *([self._by_capacity] if name in BY_CAPACITY else ())):
+                formulation.keep(name, math.inf)
+        self._values, self._limits, self._reached = {}, {}, {}
+        self._pass, self._optimal = self._pass + 1, True
+        return True
 
     def _tightened(self) -> Iterator[Solution]:
         """What was spared for moves and did not save any is taken back."""
@@ -165,7 +182,7 @@ class PlacementSearch:
     def _keep(self, name: str, most: float) -> None:
         """From now on the stage may come to so much."""
         self._share_out(name, most)
-        for formulation in (self._relaxed, self._whole):
+        for formulation in (self._relaxed, self._whole, *([self._by_capacity] if name in BY_CAPACITY else ())):
             self._keep_limit(formulation, name, self._limits[name])
 
     # -- where a stage begins -------------------------------------------------------------------------------------
@@ -174,7 +191,7 @@ class PlacementSearch:
         """What no solution can be better than, with the earlier stages where they are."""
         lowest = self._core.lowest
         if name in lowest and all(
-            self._total(n) <= lowest.get(n, 0.0) + rounding(self._total(n)) for n in self._bounds
+            self._total(n) <= lowest.get(n, 0.0) + rounding(self._total(n)) for n in self._values
         ):
             return lowest[name]  # each stage before is at its own least
         below = self._relaxed.minimise(name, seconds=LP_S, seed=self._seed)
@@ -184,72 +201,28 @@ class PlacementSearch:
         return below.objective if below is not None else 0.0
 
     def _begin(self, name: str) -> None:
-        """The best that is known; or the relaxation rounded, where that is far better. Where all of these break a rule,
-        whatever the integer solver finds first.
-        """
-        best = self._known()
-        rounded_off = {i: count for i, count in self._core.rounded.items() if count}
-        still = [] if self._problem.max_moves is None else [dict(self._problem.running)]
-        for counts in (*still, rounded_off):
-            if best is not None and not self._is_far_better(self._core.lowest, best):
+        """The best that is known; where all of that breaks a rule, whatever the integer solver finds first."""
+        counts = first_placement(self._problem, self._core, self._whole.chosen, self._warm, self._seed)
+        if counts is not None:
+            self._counts = counts
+            return
+        program, self._begun_with = self._program(name), next(iter(self._tries(name)), 1)
+        first = self._by_highs(program, name, self._enough(name), self._begun_with, {})
+        if first is not None and first.values is not None:  # mostly, and far sooner than SCIP has one
+            self._counts = program.counts(first)
+            if self._judged(name):
+                if self._all:
+                    self._raise_bound(name, min(first.bound, self._total(name)))
                 return
-            values = self._worth(counts)
-            if values is not None and (best is None or self._is_far_better(values, best)):
-                self._counts, best = counts, values
-        if best is None:
-            first = self._by_highs(self._whole, name, self._enough(name), 1)
-            if first is not None and first.values is not None:  # mostly, and far sooner than SCIP has one
-                self._counts = self._whole.counts(first)
-                if self._judged(name):
-                    return
-            answer = self._whole.minimise(name, seconds=LP_S, seed=self._seed, gap=CLOSE, nodes=FIRST_NODES)
-            if answer is None:
-                raise explain_infeasible(self._problem)
-            self._counts = self._whole.counts(answer)
-
-    def _known(self) -> Mapping[str, float] | None:
-        """Begins with what runs, filled up; with the last plan, or the least moved, where that is better; None where
-        all of these break a rule.
-        """
-        running = self._problem.running
-        # A part of a replica that would stop is none that stops.
-        moved = {i: math.ceil(k - TOLERANCE) if k < running.get(i, 0) else k for i, k in self._core.moved.items()}
-        best: Mapping[str, float] | None = None
-        for known in (running, self._warm, moved):
-            if not known or not any(known.values()):
-                continue
-            counts = self._filled_up(known)
-            values = None if counts == self._counts else self._worth(counts)
-            if values is not None and (best is None or self._is_better(values, best)):
-                self._counts, best = counts, values
-        return best
-
-    def _filled_up(self, known: Mapping[int, float]) -> dict[int, int]:
-        usage = {i: float(known.get(i, 0)) for i in self._whole.chosen}
-        filled = rounded(self._problem, usage, self._core.distance)
-        return {i: count for i, count in filled.items() if count}
-
-    def _worth(self, counts: Mapping[int, int]) -> Mapping[str, float] | None:
-        """Values of the stages that users feel; None where the counts break a rule."""
-        loads = Formulation.of_counts(self._problem, counts, self._whole.chosen)
-        result = in_order(loads, user_stages(self._problem), seconds=LP_S, seed=self._seed)
-        return None if result is None else result[0]
-
-    def _is_better(self, values: Mapping[str, float], best: Mapping[str, float]) -> bool:
-        change = first_change(best, values, user_stages(self._problem))
-        return change is not None and change[1] < 0.0
-
-    def _is_far_better(self, values: Mapping[str, float], best: Mapping[str, float]) -> bool:
-        """So much that what runs is better forgotten: what is near can be improved, with fewer moves."""
-        change = first_change(best, values, user_stages(self._problem))
-        if change is None:
-            return False
-        name, more = change
-        return -more > max(NEAR * values.get(name, 0.0), SHORT * demand(self._problem, name))
+        answer = self._whole.minimise(name, seconds=LP_S, seed=self._seed, gap=CLOSE, nodes=FIRST_NODES)
+        if answer is None:
+            raise explain_infeasible(self._problem)
+        self._counts = self._whole.counts(answer)
 
     def _loaded(self, name: str) -> tuple[Formulation, ProgramSolution] | None:
         """The counts as they are, with the loads that are best for this stage."""
-        loads = Formulation.of_counts(self._problem, self._counts, self._whole.chosen)
+        among = sorted({*self._whole.chosen, *self._counts})
+        loads = Formulation.of_counts(self._problem, self._counts, among)
         self._keep_limits(loads, [need.model for need in self._problem.needs])
         answer = loads.minimise(name, seconds=LP_S, seed=self._seed)
         return None if answer is None else (loads, answer)
@@ -306,6 +279,8 @@ class PlacementSearch:
         for at, nodes in enumerate(self._tries(name)):
             if self._is_enough(name) or (at and self._gap(name) <= AGAIN) or not self._work.more():
                 return
+            if len(self._values) == 1 and nodes <= self._begun_with:
+                continue
             better = self._searched(name, nodes)
             if better is None:
                 return
@@ -318,7 +293,11 @@ class PlacementSearch:
             return () if not self._all else MOVING_NODES if name == "moves" else TIDYING_NODES
         if name == FAIRNESS and not self._all:
             return FAIR_NODES
-        return NODES if self._all else CORE_NODES if len(self._whole.chosen) <= AT_ONCE else ()
+        by_capacity = self._is_by_capacity(name)
+        if self._all:
+            return (CAPACITY_NODES if by_capacity else NODES)[self._pass]
+        most = (PROVABLE if self._pass else AT_ONCE_BY_CAPACITY) if by_capacity else AT_ONCE
+        return CORE_NODES if len(self._program(name).chosen) <= most else ()
 
     def _is_enough(self, name: str) -> bool:
         return self._gap(name) <= self._enough(name)
@@ -343,21 +322,49 @@ class PlacementSearch:
 
     def _searched(self, name: str, nodes: int) -> bool | None:
         """One try for all that take part; whether it is better, None where nothing more is to be hoped for."""
-        result = self._by_highs(self._whole, name, self._enough(name), nodes)
+        program = self._program(name)
+        result = self._by_highs(program, name, self._enough(name), nodes, self._counts)
         if result is None:
             return None
-        if self._all:
+        if len(program.chosen) == len(self._problem.options):
             self._raise_bound(name, min(result.bound, self._total(name)))
-        better = result.values is not None and self._adopted(name, self._whole.counts(result))
+        better = result.values is not None and self._adopted(name, program.counts(result))
         return None if result.ending in ("OPTIMAL", "INFEASIBLE") and not better else better
 
-    # Wide: a program, what it is searched for, and where that ends.
+    def _is_by_capacity(self, name: str) -> bool:
+        """Whether loads say nothing to this stage, nor to those that are kept."""
+        return {name, *self._limits} <= BY_CAPACITY
+
+    def _program(self, name: str) -> Formulation:
+        """In whole numbers; without loads where these say nothing."""
+        if self._is_by_capacity(name):
+            return self._by_capacity
+        if not self._counts.keys() <= set(self._whole.chosen):
+            self._whole = self._over(sorted({*self._whole.chosen, *self._counts}))
+        return self._whole
+
+    def _over(self, options: Sequence[int]) -> Formulation:
+        formulation = Formulation(self._problem, options, whole=True)
+        if not self._tiny:
+            formulation.tighten()
+        for stage in self._limits:
+            self._keep_limit(formulation, stage, self._limits[stage])
+        return formulation
+
+    # Wide: a program, what it is searched for, where that begins and where it ends.
     def _by_highs(
-        self, program: Formulation, name: str, gap: float, nodes: int, nudge: Sequence[tuple[int, float]] = ()
+        self,
+        program: Formulation,
+        name: str,
+        gap: float,
+        nodes: int,
+        start: Mapping[int, int],
+        nudge: Sequence[tuple[int, float]] = (),
     ) -> Searched | None:
         """One step; None where the clock ended it, or the engine died on it. `nudge` is part of the objective."""
         limits = SearchLimits(gap, nodes, self._seed, min(LP_S, self._work.left_s()))
-        result = program.program.searched([*program.terms(name), *nudge], limits, self._work.left_s)
+        terms = [*program.terms(name), *nudge]
+        result = program.program.searched(terms, limits, self._work.left_s, program.values_of(start) if start else None)
         if result is not None and not result.in_time:
             self._work.cut()
             return None
@@ -387,8 +394,11 @@ class PlacementSearch:
 
     def _sweep(self, name: str) -> Iterator[Solution]:
         """Every model once, in groups that chance puts together; a single one would be a try with all of them."""
-        groups = parties(self._problem.needs, self._mine, self._rng)
-        if len(groups) == 1 and self._all:
+        mine: dict[str, list[int]] = defaultdict(list)
+        for i in self._program(name).chosen:
+            mine[self._problem.options[i].model].append(i)
+        groups = parties(self._problem.needs, mine, TOGETHER[self._is_by_capacity(name)], self._rng)
+        if len(groups) == 1 and self._tries(name):
             return
         former = dict(self._counts), {stage: dict(limits) for stage, limits in self._limits.items()}
         for models in groups:
@@ -402,8 +412,8 @@ class PlacementSearch:
         yield self._solution()
 
     def _place_anew(self, name: str, models: Sequence[str]) -> None:
-        part, indices = part_of(self._problem, self._counts, self._whole.chosen, models)
-        better = self._best(name, part, models)
+        part, indices = part_of(self._problem, self._counts, self._program(name).chosen, models)
+        better = self._best(name, part, indices, models)
         if better is None:
             return
         counts, loads, answer = better
@@ -421,12 +431,15 @@ class PlacementSearch:
             limits |= {model: value + left for model, value in used.items()}
 
     def _best(
-        self, name: str, part: PlacementProblem, models: Sequence[str]
+        self, name: str, part: PlacementProblem, indices: Sequence[int], models: Sequence[str]
     ) -> tuple[dict[int, int], Formulation, ProgramSolution] | None:
         """Better counts for a part, and the loads that show it; None when there are none."""
-        program = Formulation(part, range(len(part.options)), whole=True)
+        program = Formulation(part, range(len(indices)), whole=True, by_capacity=self._is_by_capacity(name))
+        if not self._is_by_capacity(name):
+            program.tighten()
         self._keep_limits(program, models)
-        rough = self._by_highs(program, name, PARTY_GAP, PARTY_NODES, self._nudge(program, name))
+        now = {at: self._counts[i] for at, i in enumerate(indices) if self._counts.get(i)}
+        rough = self._by_highs(program, name, PARTY_GAP, PARTY_NODES, now, self._nudge(program, name))
         if rough is None or rough.values is None:
             return None
         # The integer solver's rows hold to a share of their size; loads are judged by the linear program.
