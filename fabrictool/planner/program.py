@@ -119,13 +119,15 @@ class Program:
     ) -> Searched | None:
         """What HiGHS finds for an objective within limits; None when its process died.
 
-        `start`: values of some columns, of which it makes an answer first, if it can.
+        `start`: values of some columns, of which it makes an answer first, if it can. One that its column cannot have
+        would end it: then there is no start.
         """
         costs = np.zeros(self.columns)
         for column, weight in terms:
             costs[column] += weight
         rows, bounds = self.rows(), np.asarray(self.bounds(), dtype=float).reshape(-1, 2)
         entries = [(at, column, weight) for at, (_, _, row) in enumerate(rows) for column, weight in row]
+        possible = all(bounds[column, 0] <= value <= bounds[column, 1] for column, value in (start or {}).items())
         return searched(
             MixedProgram(
                 costs,
@@ -137,7 +139,7 @@ class Program:
                 np.asarray([at for at, _, _ in entries], dtype=np.int64),
                 np.asarray([column for _, column, _ in entries], dtype=np.int64),
                 np.asarray([weight for _, _, weight in entries], dtype=float),
-                start or {},
+                (start if possible else None) or {},
             ),
             limits,
             left_s,
