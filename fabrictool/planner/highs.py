@@ -14,7 +14,7 @@ import os
 import signal
 import threading
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     Floats = np.ndarray[Any, np.dtype[np.float64]]
     Ints = np.ndarray[Any, np.dtype[np.int64]]
 
-FEASIBLE = 1e-7
-"""By how much a row or a whole number may be off."""
+FEASIBLE, FEASIBLE_WHOLE = 1e-7, 2e-7
+"""By how much a row may be off in a relaxation, and a row or a whole number in an answer. Where both are the same HiGHS
+takes an answer of its own for wrong at times, by the last digit, and gives up.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,10 @@ class Searched:
 
 
 def searched(program: MixedProgram, limits: SearchLimits, left_s: Callable[[], float]) -> Searched | None:
-    """HiGHS' answer; None when its process died. Where no seconds are left, or Ctrl-C is heard, its process ends."""
+    """What HiGHS found; None when it gave up, or its process died.
+
+    Where no seconds are left, or Ctrl-C is heard, its process ends.
+    """
     if _process.is_impossible():
         return _answer(program, limits)
     try:
@@ -115,7 +120,7 @@ class _EngineProcess:
             self._owner = os.getpid()
         return self._pipe
 
-    def ask(self, program: MixedProgram, limits: SearchLimits, left_s: Callable[[], float]) -> Searched:
+    def ask(self, program: MixedProgram, limits: SearchLimits, left_s: Callable[[], float]) -> Searched | None:
         pipe = self.start()
         pipe.send((program, limits))
         while not pipe.poll(0.2):  # Ctrl-C is heard in between
@@ -123,7 +128,7 @@ class _EngineProcess:
                 self.end()
                 return Searched("CLOCK", None, -math.inf, 0, in_time=False)
         try:
-            answer: Searched = pipe.recv()
+            answer: Searched | None = pipe.recv()
         except (EOFError, OSError):
             self._answers = self._answers or -1  # it never began
             raise
@@ -161,21 +166,13 @@ def _serve(pipe: Connection) -> None:
             pipe.send(_answer(*pipe.recv()))
 
 
-def _answer(program: MixedProgram, limits: SearchLimits) -> Searched:
-    from ortools.math_opt import callback_pb2, parameters_pb2, result_pb2  # noqa: PLC0415 - --help
-    from ortools.math_opt.core.python import solver  # noqa: PLC0415 - must not pay for it
+def _answer(program: MixedProgram, limits: SearchLimits) -> Searched | None:
+    """None where the engine gives up: with a start it may, and is asked again without one."""
+    from ortools.math_opt import result_pb2  # noqa: PLC0415 - --help must not pay for it
 
-    result = solver.solve(
-        _model(program),
-        parameters_pb2.SOLVER_TYPE_HIGHS,
-        parameters_pb2.SolverInitializerProto(),
-        _parameters(limits),
-        _beginning(program),
-        None,
-        callback_pb2.CallbackRegistrationProto(),
-        None,
-        None,
-    )
+    result = _solved(program, limits)
+    if result is None:
+        return _answer(replace(program, start={}), limits) if program.start else None
     values = None
     if result.solutions:
         sparse = result.solutions[0].primal_solution.variable_values
@@ -189,6 +186,27 @@ def _answer(program: MixedProgram, limits: SearchLimits) -> Searched:
         int(result.solve_stats.simplex_iterations),
         result.termination.limit != result_pb2.LIMIT_TIME,
     )
+
+
+def _solved(program: MixedProgram, limits: SearchLimits) -> Any:
+    from ortools.math_opt import callback_pb2, parameters_pb2  # noqa: PLC0415 - as above
+    from ortools.math_opt.core.python import solver  # noqa: PLC0415 - as above
+    from pybind11_abseil.status import StatusNotOk  # noqa: PLC0415 - as above
+
+    try:
+        return solver.solve(
+            _model(program),
+            parameters_pb2.SOLVER_TYPE_HIGHS,
+            parameters_pb2.SolverInitializerProto(),
+            _parameters(limits),
+            _beginning(program),
+            None,
+            callback_pb2.CallbackRegistrationProto(),
+            None,
+            None,
+        )
+    except StatusNotOk:
+        return None
 
 
 def _beginning(program: MixedProgram) -> Any:
@@ -234,6 +252,6 @@ def _parameters(limits: SearchLimits) -> Any:
     options = parameters.highs
     options.int_options["threads"] = 1
     options.int_options["random_seed"] = limits.seed % 2**31
-    options.double_options["mip_feasibility_tolerance"] = FEASIBLE
+    options.double_options["mip_feasibility_tolerance"] = FEASIBLE_WHOLE
     options.double_options["primal_feasibility_tolerance"] = FEASIBLE
     return parameters
