@@ -28,9 +28,15 @@ def move_prices(problem: PlacementProblem, option: Option, name: str) -> tuple[f
         return 0.0, 0.0
     if name == "cost" and problem.move_price:
         return problem.move_price, problem.move_price
-    usual = {"cost": option.cost, "energy": option.power, "carbon": option.carbon}.get(name)
-    if usual is None:
-        usual = option.levels[len(option.levels) // 2].in_system
+    match name:
+        case "cost":
+            usual = option.cost
+        case "energy":
+            usual = option.power
+        case "carbon":
+            usual = option.carbon
+        case _:
+            usual = option.levels[len(option.levels) // 2].in_system
     return usual * option.start_s / PAYBACK_S, usual * DRAIN_S / PAYBACK_S
 
 

@@ -6,7 +6,7 @@ Counts, not device ids: identical devices make symmetric solutions, which a coun
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -128,6 +128,15 @@ class Option:
     steps_down: int = 0
     """How many better qualities its model has."""
 
+    key: OptionKey = field(init=False, repr=False, compare=False)
+    """What a count stands for."""
+    blocks: Mapping[tuple[PoolKey, int], int] = field(init=False, repr=False, compare=False)
+    """How many blocks of so many devices of one node it takes, by pool and size."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", self._key())  # both are asked for a hundred times in a large problem
+        object.__setattr__(self, "blocks", self._blocks())
+
     @property
     def dp(self) -> int:
         """Base engines of `tp` devices each, on one node."""
@@ -143,17 +152,15 @@ class Option:
         """(pool, tp) of each pipeline stage."""
         return ((self.pool, self.tp), *self.others) if self.others else ((self.pool, self.tp),) * self.pp
 
-    @property
-    def blocks(self) -> Counter[tuple[PoolKey, int]]:
-        """How many blocks of so many devices of one node it takes, by pool and size."""
+    def _blocks(self) -> dict[tuple[PoolKey, int], int]:
         if self.others:
-            return Counter((pool.key, pool.held(tp)) for pool, tp in self.stages)
+            return dict(Counter((pool.key, pool.held(tp)) for pool, tp in self.stages))
         nodes, devices = node_blocks(self.stage_devices, self.pp, self.pool.devices_per_node)
-        return Counter({(self.pool.key, self.pool.held(devices)): nodes})
+        return {(self.pool.key, self.pool.held(devices)): nodes}
 
     @property
     def pools(self) -> tuple[Pool, ...]:
-        return tuple(dict.fromkeys(pool for pool, _ in self.stages))
+        return tuple(dict.fromkeys(pool for pool, _ in self.stages)) if self.others else (self.pool,)
 
     @property
     def devices(self) -> int:
@@ -201,9 +208,7 @@ class Option:
     def kind(self) -> Kind:
         return (self.model, self.phase, tuple((pool.device, tp) for pool, tp in self.stages), self.dp, self.variant)
 
-    @property
-    def key(self) -> OptionKey:
-        """What a count stands for."""
+    def _key(self) -> OptionKey:
         further = "".join(f"+{'/'.join(pool.key)}:{tp}" for pool, tp in self.others)
         cut = (self.tp, len(self.stages), self.dp)
         return unit_key(self.model, self.pool.key, cut, self.phase + further, self.variant)
@@ -390,9 +395,16 @@ class PlacementProblem:
         now = ((i, self.current.get(option.key, 0)) for i, option in enumerate(self.options if self.current else ()))
         return {i: count for i, count in now if count}
 
-    def of(self, model: str) -> list[int]:
+    @cached_property
+    def _by_model(self) -> dict[str, tuple[int, ...]]:
+        by_model: dict[str, list[int]] = defaultdict(list)
+        for i, option in enumerate(self.options):
+            by_model[option.model].append(i)
+        return {model: tuple(mine) for model, mine in by_model.items()}
+
+    def of(self, model: str) -> Sequence[int]:
         """Indices of a model's options."""
-        return [index for index, option in enumerate(self.options) if option.model == model]
+        return self._by_model.get(model, ())
 
 
 @dataclass(frozen=True, slots=True)

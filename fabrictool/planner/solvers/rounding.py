@@ -47,51 +47,57 @@ class _State:
         self._problem = problem
         self._need = {need.model: need for need in problem.needs}
         self._room = FreeDevices(problem.pools, problem.options, open_limits(problem))
-        self.counts = {i: problem.fixed.get(problem.options[i].key, 0) for i in usage}
+        self.counts = dict.fromkeys(usage, 0)
         self.by_model: dict[str, list[int]] = defaultdict(list)
         self._by_pool: dict[tuple[str, str], list[int]] = defaultdict(list)
+        self._is_stable = {i: problem.options[i].stable for i in usage}
+        self._total: Counter[str] = Counter()
+        self._stable: Counter[str] = Counter()
+        self._surplus = {need.model: -need.rate for need in problem.needs}
         for i in usage:
             self.by_model[problem.options[i].model].append(i)
             for pool in problem.options[i].pools:
                 self._by_pool[pool.key].append(i)
+            self._count(i, problem.fixed.get(problem.options[i].key, 0) if problem.fixed else 0)
 
     def lacks(self, need: ModelNeed, i: int) -> bool:
         """Whether one more replica of option i would help its model."""
-        if self._total(need.model) >= need.maximum:
+        if self._total[need.model] >= need.maximum:
             return False
-        return self._surplus(need) < -CLOSE or (self._problem.options[i].stable and self._stable(need) < need.minimum)
+        lacks = self._surplus[need.model] < -CLOSE
+        return lacks or (self._is_stable[i] and self._stable[need.model] < need.minimum)
 
     def add(self, i: int) -> bool:
         """One replica more, if there are devices for it."""
         if not self._room.take(self._problem.options[i]):
             return False
-        self.counts[i] += 1
+        self._count(i, 1)
         return True
 
     def displace(self, i: int) -> bool:
         """One replica more, in the place of one that its own model can do without."""
         option = self._problem.options[i]
         for j in self._by_pool[option.pool.key]:
+            if not self.counts[j]:
+                continue
             other = self._problem.options[j]
             need = self._need[other.model]
-            spare = self._surplus(need) >= other.levels[-1].rate and self._stable(need) > need.minimum
-            if other.model != option.model and self.counts[j] and other.stage_devices >= option.stage_devices and spare:
-                self.counts[j] -= 1
+            rate = other.levels[-1].rate
+            spare = self._surplus[other.model] >= rate and self._stable[other.model] > need.minimum
+            if spare and other.model != option.model and other.stage_devices >= option.stage_devices:
+                self._count(j, -1)
                 self._room.give(other)
                 if self.add(i):
                     return True
                 self.add(j)
         return False
 
-    def _total(self, model: str) -> int:
-        return sum(self.counts[i] for i in self.by_model[model])
-
-    def _stable(self, need: ModelNeed) -> int:
-        return sum(self.counts[i] for i in self.by_model[need.model] if self._problem.options[i].stable)
-
-    def _surplus(self, need: ModelNeed) -> float:
-        rates = (self.counts[i] * self._problem.options[i].levels[-1].rate for i in self.by_model[need.model])
-        return sum(rates) - need.rate
+    def _count(self, i: int, more: int) -> None:
+        option = self._problem.options[i]
+        self.counts[i] += more
+        self._total[option.model] += more
+        self._stable[option.model] += more if self._is_stable[i] else 0
+        self._surplus[option.model] += more * option.levels[-1].rate
 
 
 class FreeDevices:

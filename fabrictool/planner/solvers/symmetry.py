@@ -167,7 +167,7 @@ def _column(option: Option) -> Hashable:
     return tuple(
         repr(getattr(option, part.name)) if part.name in ("elastic", "shared") else getattr(option, part.name)
         for part in fields(option)
-        if part.name != "pool"
+        if part.init and part.name != "pool"
     )
 
 
