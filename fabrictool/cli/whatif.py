@@ -56,7 +56,7 @@ def show_sweep(expressions: Sequence[str], source: Source, options: SweepOptions
         executor_named(options.executor, len(expressions), options.workers) as doer,
     ):
         outcome = sweep(
-            doer, situation, expressions, options.solver,
+            doer, situation, evidence, expressions, options.solver,
             deadline_s=options.work_s, seed=options.seed, done=_progress(len(expressions)),
         )  # fmt: skip
     if as_json:

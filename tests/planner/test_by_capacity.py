@@ -8,7 +8,7 @@ import pytest
 from fabrictool.base.errors import InfeasibleError
 from fabrictool.planner import highs
 from fabrictool.planner.formulation import BY_CAPACITY, Formulation
-from fabrictool.planner.solvers import placing
+from fabrictool.planner.solvers import effort, placing
 from fabrictool.planner.solvers.core import with_sites
 from fabrictool.planner.solvers.exact import ExactSolver
 from fabrictool.planner.stages import stage_names
@@ -115,8 +115,9 @@ def test_a_second_pass_looks_deeper_and_changes_nothing_for_the_worse(monkeypatc
         if best is None:
             continue
         with monkeypatch.context() as shallow:
-            shallow.setattr(placing, "NODES", ((), (1_000,)))
-            shallow.setattr(placing, "CAPACITY_NODES", ((), (1_000,)))
+            shallow.setattr(effort, "QUICK_UP_TO", 0)
+            shallow.setattr(effort, "NODES", ((), (1_000,)))
+            shallow.setattr(effort, "NODES_BY_CAPACITY", ((), (1_000,)))
             *answers, last = ExactSolver().solve(instance, deadline_s=30, seed=0)
         values = {stage.name: stage for stage in last.stages}
         felt = ("served", "latency")

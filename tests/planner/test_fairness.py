@@ -8,7 +8,7 @@ import pytest
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.planner.problem import GroupDemand, ModelNeed
-from fabrictool.planner.solvers import placing
+from fabrictool.planner.solvers import effort, placing
 from fabrictool.planner.solvers.registry import SOLVERS
 from fabrictool.planner.stages import amount, stage_names, values_of
 from tests.planner.test_exact import MOST, fits, option, pool, problem, random_instance, solve
@@ -127,8 +127,8 @@ def test_is_the_fairest_of_all_placements_and_then_serves_most(seed):
 
 @seeds(15, drawn=10, long=300)
 def test_later_stages_keep_it_where_some_models_are_placed_at_a_time(seed, monkeypatch):
-    for name, value in (("TINY", 0), ("FEW", 0), ("AT_ONCE", 0)):
-        monkeypatch.setattr(placing, name, value)
+    for module, name in ((placing, "TINY"), (placing, "FEW"), (effort, "AT_ONCE"), (effort, "AT_ONCE_BY_CAPACITY")):
+        monkeypatch.setattr(module, name, 0)
     monkeypatch.setattr(placing, "TOGETHER", {False: 1, True: 1})
     instance = a_fair_instance(seed)
     if brute_force(instance) is None:

@@ -9,12 +9,16 @@ import yaml
 
 from fabrictool.base.errors import InfeasibleError
 from fabrictool.blueprint import load
+from fabrictool.cli.executors import Here
 from fabrictool.domain.evidence import Evidence
 from fabrictool.domain.observed import ClusterFacts
 from fabrictool.domain.state import State
+from fabrictool.planner.explaining.whatif import started, sweep
 from fabrictool.planner.instances import synthetic
 from fabrictool.planner.plan import PlanOptions, destruction, plan
 from fabrictool.planner.problem import Option
+from fabrictool.planner.situation import situation_of
+from fabrictool.planner.solvers.exact import ExactSolver
 from fabrictool.planner.solvers.memp import MempSolver
 from tests.planner.fabrics import applied
 from tests.seeds import seeds
@@ -108,6 +112,17 @@ def test_only_who_asks_for_it_is_shown_what_a_longer_search_finds(unfinished):
     for stage in better.certificate.stages[:1]:
         assert stages[stage.name].bound <= stage.objective * (1 + 1e-6) + 1e-6
     assert [s.objective for s in first.certificate.stages[:1]] == [s.objective for s in again.certificate.stages[:1]]
+
+
+def test_what_ifs_start_from_what_runs_as_a_plan_keeps_it(unfinished):
+    there, _, evidence = unfinished
+    now = situation_of(there.blueprint, there.inventory, evidence, 0.0)
+    same, other = (
+        sweep(Here(), now, known, [], ExactSolver(), deadline_s=LONG.work_s, seed=0).base
+        for known in (evidence, nothing(there))
+    )
+    assert same.counts == {key: count for key, count in now.current.items() if count}
+    assert started(same, other) > 0, "who searches finds something better, which nobody asked for"
 
 
 def test_it_is_searched_for_again_where_a_replica_died_or_one_runs_that_nobody_remembers(unfinished):

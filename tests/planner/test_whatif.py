@@ -8,6 +8,8 @@ import pytest
 
 from fabrictool.base.errors import UsageError
 from fabrictool.cli.executors import Here
+from fabrictool.domain.evidence import Evidence
+from fabrictool.domain.state import State
 from fabrictool.planner.chosen import SearchOptions, best, forecast_of
 from fabrictool.planner.explaining.whatif import changed_by, started, stopped, sweep
 from fabrictool.planner.situation import situation_of
@@ -32,9 +34,11 @@ EVERYTHING = [
 LOPSIDED = {"m@slow/gpu:1": 0.08}
 """About what is planned, and not the same."""
 
+NOTHING_APPLIED = Evidence(fabric="f", lineage="l", at=0.0, clusters={}, specs={}, state=State(fabric="f", lineage="l"))
+
 
 def swept(now, *expressions, executor=None):
-    return sweep(executor or Here(), now, expressions, ExactSolver(), deadline_s=30, seed=0)
+    return sweep(executor or Here(), now, NOTHING_APPLIED, expressions, ExactSolver(), deadline_s=30, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +176,9 @@ def test_the_executor_does_not_matter(tmp_path):
     assert pickle.loads(pickle.dumps(now)) == now  # noqa: S301 - ours
     done = []
     with ThreadPoolExecutor(3) as threads:
-        several = sweep(threads, now, EVERYTHING, ExactSolver(), deadline_s=30, seed=0, done=done.append)
+        several = sweep(
+            threads, now, NOTHING_APPLIED, EVERYTHING, ExactSolver(), deadline_s=30, seed=0, done=done.append
+        )
     assert several == swept(now, *EVERYTHING)
     assert [one.expression for one in several.outcomes] == EVERYTHING
     assert done == list(range(1, len(EVERYTHING) + 1))

@@ -30,12 +30,14 @@ from fabrictool.planner.explaining.rules import NO_MAXIMUM
 from fabrictool.planner.moving import moves_in
 from fabrictool.planner.stages import clean, user_stages, values_of
 from fabrictool.planner.survival import KINDS
+from fabrictool.planner.unchanged import as_applied, is_as_applied
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from concurrent.futures import Executor
 
     from fabrictool.domain.blueprint import Companion
+    from fabrictool.domain.evidence import Evidence
     from fabrictool.domain.inventory import Inventory, Partition
     from fabrictool.domain.plan import ModelForecast
     from fabrictool.planner.chosen import Chosen
@@ -94,15 +96,23 @@ def stopped(base: WhatIfResult, other: WhatIfResult) -> int:
     return started(other, base)
 
 
+# Wide: what is planned for, by what name and how hard, and what is known of it.
 def evaluate(
-    situation: Situation, expression: str, options: SearchOptions, *, from_itself: bool = False
+    situation: Situation,
+    expression: str,
+    options: SearchOptions,
+    *,
+    from_itself: bool = False,
+    stays: bool = False,
 ) -> WhatIfResult:
     """Plan for a situation that was changed already, just as `plan` does; `expression` is only its name.
 
-    `from_itself` leaves out what the moves to it are worth: so others are compared that start from there.
+    `from_itself` leaves out what the moves to it are worth: so others are compared that start from there. `stays`: it
+    is as it was when what runs was applied, and so that is what is kept.
     """
     try:
-        chosen = best(situation, options)
+        kept = as_applied(situation, options, situation.build()) if stays else None
+        chosen = kept if kept is not None else best(situation, options)
     except InfeasibleError as error:
         return WhatIfResult(expression, problem="; ".join(complaint.message for complaint in error.problems))
     except FabrictoolError as error:  # such as FT2902: one that takes too long must not cost the others
@@ -132,6 +142,7 @@ def _without_moves(chosen: Chosen, known: Mapping[str, float]) -> dict[str, floa
 def sweep(
     executor: Executor,
     situation: Situation,
+    evidence: Evidence,
     expressions: Sequence[str],
     solver: Solver,
     *,
@@ -139,7 +150,8 @@ def sweep(
     seed: int,
     done: Callable[[int], None] | None = None,
 ) -> Sweep:
-    """Every expression against the plan as it is; the same whatever executor does the work.
+    """Every expression against the plan as it is; the same whatever executor does the work. Where nothing has changed
+    since the last apply (`evidence` says so), that is what runs, as `plan` keeps it.
 
     What the plan places counts as running for the others, so that nothing differs from it without a reason. `done` is
     told how many are.
@@ -152,7 +164,8 @@ def sweep(
     changed = [changed_by(situation, expression) for expression in expressions]
     problem, _ = situation.build()
     options = SearchOptions(seed, deadline_s, solver)
-    base = executor.submit(evaluate, situation, "", options, from_itself=True).result()
+    stays = is_as_applied(situation, problem, evidence)
+    base = executor.submit(evaluate, situation, "", options, from_itself=True, stays=stays).result()
     current = base.counts if base.feasible else situation.current
     futures = {
         executor.submit(evaluate, replace(start, current=dict(current)), expression, options): at

@@ -24,6 +24,7 @@ from fabrictool.planner.highs import SearchLimits
 from fabrictool.planner.infeasible import explain_infeasible
 from fabrictool.planner.problem import PlacementProblem, Solution, StageResult
 from fabrictool.planner.program import PATIENCE
+from fabrictool.planner.solvers import effort
 from fabrictool.planner.solvers.core import core_of, with_sites
 from fabrictool.planner.solvers.first import first_placement
 from fabrictool.planner.solvers.part import part_of
@@ -52,30 +53,9 @@ TINY = 40
 """Options up to which SCIP solves a stage to its proof in no time."""
 FEW = 450
 """Options up to which all of them take part in the integer program."""
-NODES = ((30, 1_000), (20_000,))
-"""Of the tries in each pass over the stages, where all options take part. Each begins anew, so each is so much larger
-than the one before; and the largest come when every stage had the others."""
-CAPACITY_NODES = ((1_000,), (20_000,))
-"""The same, of stages without loads: all these nodes take less than to begin does."""
-AGAIN = 0.008
-"""Relative gap beyond which another try is worth its time."""
-CORE_NODES = (1,)
-"""Where only the core does: at the root most is found, and nothing is proved for the whole."""
-FAIR_NODES = (1, 50)
-"""Of fairness, which is of all models at once: no sweep over some of them takes its place."""
-TIDYING_NODES = (20,)
-MOVING_NODES = (20, 500)
-"""A move that is spared is felt, and its bound is weak."""
 TINY_NODES = 20_000
 FIRST_NODES = 2000
 """Of the search for any placement, where the rounded relaxation breaks a rule."""
-ENOUGH = {"served": 2e-3, "latency": 2.5e-3, "replicas": 0.02}
-"""Relative gap at which a stage ends, `CLOSE` for all others. Half of latency's tolerance is for finding it."""
-CLOSE = 1e-3
-AT_ONCE, AT_ONCE_BY_CAPACITY = 700, 1_800
-"""The most options of all models together that are placed anew at once; and where loads are not looked at."""
-PROVABLE = 6_000
-"""The most options that take part in a proof for the whole of a stage without loads, in the second pass."""
 TOGETHER = {False: 200, True: 600}
 """Options that the models of a party have, about; without loads and with them."""
 PARTY_NODES, PARTY_GAP = 1, 2e-3
@@ -126,7 +106,7 @@ class PlacementSearch:
         """Of stages that were let rise so that less moves: what they had come to."""
         self._optimal = True
         self._whole = self._over(every if self._all else self._core.options)
-        self._pass = self._begun_with = 0
+        self._second, self._begun_with = False, 0
         work.done(1)
 
     def wants(self, name: str) -> bool:
@@ -138,7 +118,7 @@ class PlacementSearch:
         if name == "moves":
             self._spare()
         self._bounds[name] = max(self._bound(name), self._bounds.get(name, 0.0))
-        if not self._values and not self._pass:
+        if not self._values and not self._second:
             self._begin(name)
         self._judge(name)
         yield self._solution()
@@ -153,9 +133,9 @@ class PlacementSearch:
         stages are kept within less than before, if anything.
         """
         felt = [name for name in self._values if name not in TIDYING]
-        near = all(self._gap(name) <= max(AGAIN, self._enough(name)) for name in felt)
+        near = all(self._gap(name) <= max(effort.AGAIN, self._enough(name)) for name in felt)
         every = range(len(self._problem.options))
-        if self._pass + 1 == len(NODES) or self._tiny or len(every) > PROVABLE or near or not self._work.more():
+        if self._second or self._tiny or len(every) > effort.PROVABLE or near or not self._work.more():
             return False
         if len(self._by_capacity.chosen) < len(every):
             self._by_capacity = Formulation(self._problem, every, whole=True, by_capacity=True)
@@ -163,7 +143,7 @@ class PlacementSearch:
             for formulation in (self._relaxed, self._whole, *([self._by_capacity] if name in BY_CAPACITY else ())):
                 formulation.keep(name, math.inf)
         self._values, self._limits, self._reached = {}, {}, {}
-        self._pass, self._optimal = self._pass + 1, True
+        self._second = self._optimal = True
         return True
 
     def _tightened(self) -> Iterator[Solution]:
@@ -214,7 +194,7 @@ class PlacementSearch:
                 if self._all:
                     self._raise_bound(name, min(first.bound, self._total(name)))
                 return
-        answer = self._whole.minimise(name, seconds=LP_S, seed=self._seed, gap=CLOSE, nodes=FIRST_NODES)
+        answer = self._whole.minimise(name, seconds=LP_S, seed=self._seed, gap=effort.CLOSE, nodes=FIRST_NODES)
         if answer is None:
             raise explain_infeasible(self._problem)
         self._counts = self._whole.counts(answer)
@@ -277,7 +257,7 @@ class PlacementSearch:
         if not self._all and name != FAIRNESS:  # where they do, that is so quick that nothing else is tried before
             yield from self._sweeps(name, FIRST_GAIN if self._tries(name) else GAIN)
         for at, nodes in enumerate(self._tries(name)):
-            if self._is_enough(name) or (at and self._gap(name) <= AGAIN) or not self._work.more():
+            if self._is_enough(name) or (at and self._gap(name) <= effort.AGAIN) or not self._work.more():
                 return
             if len(self._values) == 1 and nodes <= self._begun_with:
                 continue
@@ -289,22 +269,16 @@ class PlacementSearch:
                 yield from self._sweeps(name) if name != FAIRNESS else ()
 
     def _tries(self, name: str) -> Sequence[int]:
-        if name in TIDYING:
-            return () if not self._all else MOVING_NODES if name == "moves" else TIDYING_NODES
-        if name == FAIRNESS and not self._all:
-            return FAIR_NODES
         by_capacity = self._is_by_capacity(name)
-        if self._all:
-            return (CAPACITY_NODES if by_capacity else NODES)[self._pass]
-        most = (PROVABLE if self._pass else AT_ONCE_BY_CAPACITY) if by_capacity else AT_ONCE
-        return CORE_NODES if len(self._program(name).chosen) <= most else ()
+        options = len(self._program(name).chosen)
+        return effort.tries(name, options=options, whole=self._all, by_capacity=by_capacity, second=self._second)
 
     def _is_enough(self, name: str) -> bool:
         return self._gap(name) <= self._enough(name)
 
     def _enough(self, name: str) -> float:
         spare = 0.0 if name in self._reached else spared(self._problem, [name]).get(name, 0.0)
-        return max(ENOUGH.get(name, CLOSE), spare)
+        return max(effort.ENOUGH.get(name, effort.CLOSE), spare)
 
     def _raise_bound(self, name: str, bound: float) -> None:
         if name not in self._reached:  # else it is one for so few moves
@@ -362,7 +336,7 @@ class PlacementSearch:
         nudge: Sequence[tuple[int, float]] = (),
     ) -> Searched | None:
         """One step; None where the clock ended it, or the engine died on it. `nudge` is part of the objective."""
-        limits = SearchLimits(gap, nodes, self._seed, min(LP_S, self._work.left_s()))
+        limits = SearchLimits(gap, nodes, self._seed, min(LP_S, self._work.left_s()), restarts=nodes != effort.QUICK)
         terms = [*program.terms(name), *nudge]
         result = program.program.searched(terms, limits, self._work.left_s, program.values_of(start) if start else None)
         if result is not None and not result.in_time:

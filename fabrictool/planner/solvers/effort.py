@@ -1,0 +1,54 @@
+"""How hard a stage is searched: which tries with all that take part there are, and when it is good enough."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fabrictool.planner.fairness import FAIRNESS
+from fabrictool.planner.stages import TIDYING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NODES = ((30, 1_000), (20_000,))
+"""Of the tries in each pass over the stages, where all options take part. Each begins anew, so each is so much larger
+than the one before; and the largest come when every stage had the others."""
+NODES_BY_CAPACITY = ((1_000,), (20_000,))
+"""The same, of stages without loads: all these nodes take less than to begin does."""
+QUICK, QUICK_UP_TO = 2, 150
+"""Nodes of a try before all others that does not begin again at its root, and up to how many options there is one: for
+who wants a plan in two seconds."""
+CORE_NODES = (1,)
+"""Where only the core does: at the root most is found, and nothing is proved for the whole."""
+FAIR_NODES = (1, 50)
+"""Of fairness, which is of all models at once: no sweep over some of them takes its place."""
+TIDYING_NODES = (20,)
+MOVING_NODES = (20, 500)
+"""A move that is spared is felt, and its bound is weak."""
+AT_ONCE, AT_ONCE_BY_CAPACITY = 700, 1_800
+"""The most options of all models together that are placed anew at once; and where loads are not looked at."""
+PROVABLE = 6_000
+"""The most options that take part in a proof for the whole of a stage without loads, in the second pass."""
+ENOUGH = {"served": 2e-3, "latency": 2.5e-3, "replicas": 0.02}
+"""Relative gap at which a stage ends, `CLOSE` for all others. Half of latency's tolerance is for finding it."""
+CLOSE = 1e-3
+AGAIN = 0.008
+"""Relative gap beyond which another try is worth its time."""
+
+
+# Wide: a stage, and what there is of it to be searched.
+def tries(name: str, *, options: int, whole: bool, by_capacity: bool, second: bool) -> Sequence[int]:
+    """Nodes of one try after another. `options` take part, which is the `whole` problem or not; `second`: in the second
+    pass.
+    """
+    if name in TIDYING:
+        return () if not whole else MOVING_NODES if name == "moves" else TIDYING_NODES
+    if name == FAIRNESS and not whole:
+        return FAIR_NODES
+    if whole and by_capacity:
+        return NODES_BY_CAPACITY[second]
+    if whole:
+        return (*((QUICK,) if options <= QUICK_UP_TO and not second else ()), *NODES[second])
+    if by_capacity:
+        return CORE_NODES if options <= (PROVABLE if second else AT_ONCE_BY_CAPACITY) else ()
+    return CORE_NODES if options <= AT_ONCE else ()
