@@ -152,7 +152,8 @@ def _forecast_lines(plan: Plan) -> list[str]:
     lines += [
         line for model in forecast.models for text in complaints(model) for line in folded(f"  ▲ {model.model}: {text}")
     ]
-    lines += [line for model in forecast.models for text in group_lines(model) for line in folded(f"  {text}", "    ")]
+    for model in forecast.models:
+        lines += [line for text in (*group_lines(model), *loss_lines(model)) for line in folded(f"  {text}", "    ")]
     lines += [line for model in forecast.models if model.variants for line in folded(f"  {_variants(model)}")]
     lines += [line for model in forecast.models if model.spared for line in folded(f"  {_spared(model)}", "    ")]
     lines += [line for model in forecast.models if model.demand for line in folded(f"  {_windows(model)}", "    ")]
@@ -250,6 +251,10 @@ def complaints(model: ModelForecast) -> list[str]:
     if survival is not None and survival.worst:
         left = f"only {share_text(survival.served)} of the demand is" if survival.served else "nothing is"
         lines.append(f"it does not survive the loss of any {survival.loss}: without {survival.worst} {left} served")
+    after = None if survival is None else survival.replay
+    if after and after.slo in ("misses", "undecided"):
+        doubt = "undecided: " if after.slo == "undecided" else ""
+        lines += [f"{doubt}without {after.without} {text}" for text in after.misses]
     if model.overruled:
         lines.append(f"the closed form says {model.overruled}; the replay is trusted")
     return [*lines, *([f"because {model.why}"] if model.why else [])]
@@ -284,6 +289,16 @@ def group_lines(model: ModelForecast, *, lacking: bool = False) -> list[str]:
             mark = "▲ " if lacks and not lacking else ""
             lines.append(f"{mark}{model.model} for {who} ({group.share * 100:.3g}%): {got}; {may}{lost}")
     return lines
+
+
+def loss_lines(model: ModelForecast) -> list[str]:
+    """Of a model that is to survive a loss, and does: what the rest is shown to keep."""
+    survival = model.survival
+    after = None if survival is None or survival.worst else survival.replay
+    if not after or after.slo != "meets":
+        return []
+    left = f"{share_text(after.attainment)} of requests within the SLO in the replay"
+    return [f"{model.model} without {after.without}, its worst loss: {left}"]
 
 
 def share_text(share: float) -> str:

@@ -153,6 +153,21 @@ LossKind = Literal["node", "partition", "site", "provider"]
 """What may be lost at once."""
 
 
+class LossReplay(msgspec.Struct, frozen=True, kw_only=True):
+    """What is left of a model after its worst loss, played with the whole demand."""
+
+    without: str
+    """The loss, in words."""
+    slo: Verdict
+    attainment: float
+    """Share of requests that met every target of the SLO."""
+    low: float
+    """Of its 95 % interval."""
+    high: float
+    misses: tuple[str, ...] = ()
+    """Targets that are missed, or not shown to be met, in words."""
+
+
 class Survival(msgspec.Struct, frozen=True):
     """What is left of a model's service after the worst of the losses that it is to survive."""
 
@@ -161,6 +176,8 @@ class Survival(msgspec.Struct, frozen=True):
     """Share of the demand that the rest serves within the SLO."""
     worst: str = ""
     """The loss that leaves least, in words; "": each of them leaves all."""
+    replay: LossReplay | msgspec.UnsetType = msgspec.UNSET
+    """Of the loss that takes most; not written where that takes nothing or leaves nobody, and without an SLO."""
 
 
 class GroupForecast(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

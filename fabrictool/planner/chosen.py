@@ -13,6 +13,7 @@ from fabrictool.planner.assign import assign
 from fabrictool.planner.fairness import FAIRNESS
 from fabrictool.planner.forecast import forecast
 from fabrictool.planner.judged import ROUNDS, lessons, shortfall, taught, with_reasons
+from fabrictool.planner.loss_replay import played_losses
 from fabrictool.planner.problem import replica_key
 from fabrictool.planner.replay import replay
 from fabrictool.planner.solvers.appraisal import settled
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.plan import Forecast, Placement
     from fabrictool.planner.build import Tables
     from fabrictool.planner.judged import Again
+    from fabrictool.planner.loss_replay import PlayedLoss
     from fabrictool.planner.problem import OptionKey, PlacementProblem, Solution, Solver
     from fabrictool.planner.replay import Played
     from fabrictool.planner.situation import Situation
@@ -58,6 +60,8 @@ class Chosen:
     solution: Solution
     placement: Placement
     played: Mapping[str, Played]
+    after: Mapping[str, PlayedLoss]
+    """Of models that are to survive a loss: what the rest then does."""
     stopped: bool
     """By Ctrl-C."""
     again: Again = ""
@@ -69,7 +73,9 @@ class Chosen:
     def lacks(self) -> tuple[float, ...]:
         """The less, the better, the first ones first."""
         values = values_of(self.solution)
-        return *(clean(values.get(name, 0.0)) for name in (FAIRNESS, "served")), *shortfall(self.problem, self.played)
+        lost = {name: loss.played for name, loss in self.after.items()}
+        first = (clean(values.get(name, 0.0)) for name in (FAIRNESS, "served"))
+        return *first, *shortfall(self.problem, self.played), *shortfall(self.problem, lost)
 
 
 def best(situation: Situation, options: SearchOptions, built: tuple[PlacementProblem, Tables] | None = None) -> Chosen:
@@ -89,7 +95,7 @@ def best(situation: Situation, options: SearchOptions, built: tuple[PlacementPro
     repeatable, stopped, again = first.solution.repeatable, first.stopped, chosen.again
     ended, work = first.solution.ended, first.solution.work
     for _ in range(ROUNDS):
-        learned = lessons(last.problem, last.solution, last.played)
+        learned = lessons(last.problem, last.solution, last.played, last.after)
         if not learned or stopped:
             break
         if ended or left <= 0.0:
@@ -123,7 +129,7 @@ def forecast_of(chosen: Chosen, currency: str, seed: int = 0) -> Forecast:
     """What it is expected to do, and what stands in the way of what it is not shown to do."""
     problem, solution = chosen.problem, chosen.solution
     blueprint, tables = chosen.situation.blueprint, chosen.tables
-    expected = forecast(blueprint, problem, solution, tables, currency, chosen.played, seed)
+    expected = forecast(blueprint, problem, solution, tables, currency, chosen.played, chosen.after, seed)
     return with_reasons(expected, problem, solution, chosen.again)
 
 
@@ -145,7 +151,8 @@ def _found(
     same = {} if former is None else {n: former.played[n] for n in names if _stays(n, placement, rates, former)}
     others = [name for name in names if name not in same]
     played = same | replay(situation.blueprint, situation.inventory, placement, rates, options.seed, others)
-    return Chosen(situation, problem, tables, solution, placement, played, stopped)
+    after = played_losses(situation.blueprint, situation.inventory, problem, placement, rates, options.seed)
+    return Chosen(situation, problem, tables, solution, placement, played, after, stopped)
 
 
 def _stays(model: str, placement: Placement, rates: Mapping[OptionKey, float], former: Chosen) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import msgspec
 
 from fabrictool.base.canonical import tidy
-from fabrictool.domain.plan import Band, Forecast, GroupForecast, LimitUse, ModelForecast, Survival
+from fabrictool.domain.plan import Band, Forecast, GroupForecast, LimitUse, LossReplay, ModelForecast, Survival
 from fabrictool.domain.specs import Phase
 from fabrictool.planner.group_service import services
 from fabrictool.planner.stages import TOLERANCE
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.blueprint import Blueprint
     from fabrictool.domain.plan import Verdict
     from fabrictool.planner.build import Tables
+    from fabrictool.planner.loss_replay import PlayedLoss
     from fabrictool.planner.problem import ModelNeed, Option, PlacementProblem, Solution
     from fabrictool.planner.replay import Played
     from fabrictool.simulator.capacity import Factors, MeanWorkload
@@ -43,12 +44,16 @@ def forecast(
     tables: Tables,
     currency: str,
     replays: Mapping[str, Played],
+    after: Mapping[str, PlayedLoss],
     seed: int = 0,
 ) -> Forecast:
     """One line a model; cost and power of everything that is placed."""
     used = [(problem.options[i], count) for i, count in sorted(solution.counts.items())]
     at_once = together(blueprint, problem, solution, seed)
-    models = [_model(blueprint, problem, solution, tables, need, replays.get(need.model)) for need in problem.needs]
+    models = [
+        _model(blueprint, problem, solution, tables, need, replays.get(need.model), after.get(need.model))
+        for need in problem.needs
+    ]
     return Forecast(
         models=tuple(models),
         cost_per_hour=tidy(sum(option.cost * count for option, count in used)),
@@ -90,6 +95,7 @@ def _model(
     tables: Tables,
     need: ModelNeed,
     played: Played | None,
+    after: PlayedLoss | None,
 ) -> ModelForecast:
     mine = [(problem.options[i], solution.counts[i], i) for i in problem.of(need.model) if i in solution.counts]
     room = {phase: sum(o.capacity * k for o, k, _ in mine if o.phase == phase) for phase in PHASES}
@@ -139,7 +145,7 @@ def _model(
         undecided=undecided,
         slo=verdict,
         judge=judge,
-        survival=_survival(problem, solution, need),
+        survival=_survival(problem, solution, need, after),
         groups=_groups(problem, solution, need),
         variants=chosen_variants(model, [(o, k, solution.loads.get(i, 0.0)) for o, k, i in mine]) or msgspec.UNSET,
         spared=factors if criteria(slo) and slo is not None and slo.band is not None else msgspec.UNSET,
@@ -164,13 +170,28 @@ def _groups(
     return told or msgspec.UNSET
 
 
-def _survival(problem: PlacementProblem, solution: Solution, need: ModelNeed) -> Survival | None:
+def _survival(
+    problem: PlacementProblem, solution: Solution, need: ModelNeed, after: PlayedLoss | None
+) -> Survival | None:
     if need.survive is None:
         return None
     loss, unserved = worst_loss(problem, need, solution.counts)
+    shown = msgspec.UNSET if after is None else _after_loss(after)
     if loss is None:
-        return Survival(need.survive, 1.0)
-    return Survival(need.survive, tidy(1.0 - unserved / need.rate) if need.rate else 0.0, loss.words)
+        return Survival(need.survive, 1.0, replay=shown)
+    return Survival(need.survive, tidy(1.0 - unserved / need.rate) if need.rate else 0.0, loss.words, shown)
+
+
+def _after_loss(after: PlayedLoss) -> LossReplay:
+    played, figures = after.played, after.played.figures
+    return LossReplay(
+        without=after.loss.words,
+        slo="misses" if played.misses else "undecided" if played.undecided else "meets",
+        attainment=figures.attainment,
+        low=figures.low,
+        high=figures.high,
+        misses=played.misses or played.undecided,
+    )
 
 
 def _latency(option: Option, demand: MeanWorkload, rate: float) -> Latency:

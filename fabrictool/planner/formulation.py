@@ -40,7 +40,7 @@ from fabrictool.planner.limits import limit_rows
 from fabrictool.planner.moving import move_prices
 from fabrictool.planner.program import Program, ProgramSolution, Terms
 from fabrictool.planner.survival import SIDES
-from fabrictool.planner.survival_rows import survival_rows
+from fabrictool.planner.survival_rows import SurvivalRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -114,11 +114,12 @@ class Formulation:
             by_model[problem.options[i].model].append(i)
             for (key, size), number in problem.options[i].blocks.items():
                 blocks[key].append((i, size, number))
+        survival = SurvivalRows(self.program, problem, self._column, self.count, given)
         for need in problem.needs:
             self._demand_rows(need, by_model[need.model])
             self._phase_rows(need.model, by_model[need.model])
             self._group_rows(need, by_model[need.model])
-            self._lost += survival_rows(self, need, by_model[need.model], self._given)
+            self._lost += survival.of(need, by_model[need.model])
         self._link_rows()
         for pool in problem.pools:
             self._device_rows(pool, blocks[pool.key])
@@ -256,8 +257,7 @@ class Formulation:
         mine = (i for i in self.chosen if options[i].model == model and options[i].phase != "decode")
         return [term for i in mine for term in self._load(i)]
 
-    def column(self, model: str, low: float, high: float, *, whole: bool = False) -> int:
-        """A new column that is of this model."""
+    def _column(self, model: str, low: float, high: float, *, whole: bool = False) -> int:
         self._owners.append(model)
         return self.program.column(low, high, whole=whole)
 
@@ -282,13 +282,13 @@ class Formulation:
         option, program = self.problem.options[i], self.program
         levels = self._loads_of(i)
         if levels:
-            self._idle[i] = self.column(option.model, 0, INFINITY)
-            self._levels[i] = [self.column(option.model, 0, INFINITY) for _ in levels]
+            self._idle[i] = self._column(option.model, 0, INFINITY)
+            self._levels[i] = [self._column(option.model, 0, INFINITY) for _ in levels]
         fixed = self.problem.fixed.get(option.key) if self._given is None else self._given.get(i, 0)
         low, high = (0, self._limit[option.model]) if fixed is None else (fixed, fixed)
         parts = [(column, 1.0) for column in self.ladder(i)] if levels else []
         if self._whole:
-            self._count[i] = self.column(option.model, low, high, whole=True)
+            self._count[i] = self._column(option.model, low, high, whole=True)
             if parts:
                 program.row(0, 0, [*parts, (self._count[i], -1.0)])
         elif fixed is not None:
@@ -296,7 +296,7 @@ class Formulation:
 
     def _demand_rows(self, need: ModelNeed, mine: list[int]) -> None:
         program, problem = self.program, self.problem
-        self._unserved[need.model] = self.column(need.model, 0, need.rate)
+        self._unserved[need.model] = self._column(need.model, 0, need.rate)
         served = [*self.served(need.model), (self._unserved[need.model], 1.0)]
         most = INFINITY if self._by_capacity and need.model not in self._flows else need.rate
         self.rows.demand[need.model] = program.row(need.rate, most, served)
@@ -336,7 +336,7 @@ class Formulation:
             return
         for key in self.problem.transfers:
             if key[0] == model and key[1] in loads["prefill"] and key[2] in loads["decode"]:
-                self._handed[key] = self.column(model, 0, INFINITY)
+                self._handed[key] = self._column(model, 0, INFINITY)
         for side, load_by_pool in ((1, loads["prefill"]), (2, loads["decode"])):
             for pool, load in load_by_pool.items():
                 handed = [(c, -1.0) for key, c in self._handed.items() if key[0] == model and key[side] == pool]
@@ -366,13 +366,13 @@ class Formulation:
         for (model, sender, receiver), column in self._handed.items():
             if model == need.model:
                 loads[frozenset({provider[sender], provider[receiver]})].append((column, 1.0))
-        self._asked[need.model] = flow_rows(self.program, need, loads, lambda most: self.column(need.model, 0, most))
+        self._asked[need.model] = flow_rows(self.program, need, loads, lambda most: self._column(need.model, 0, most))
 
     def _fair_rows(self) -> None:
         """The column of the largest share that anybody lacks, of those who could be served more."""
         if FAIRNESS not in self.problem.objective:
             return
-        fairest = self.column("", 0, INFINITY)
+        fairest = self._column("", 0, INFINITY)
         self._fairest = [(fairest, 1.0)]
         for need in self.problem.needs:
             reach = need.reached(self.problem.options[i] for i in self.problem.of(need.model)) if need.rate else 0.0
@@ -479,7 +479,7 @@ class Formulation:
             known = None if self._given is None else self._given.get(i, 0) - now
             more = (0.0, self._limit[option.model]) if known is None else (max(0, known),) * 2
             fewer = (0.0, now) if known is None else (max(0, -known),) * 2
-            start, stop = (self.column(option.model, *bounds, whole=True) for bounds in (more, fewer))
+            start, stop = (self._column(option.model, *bounds, whole=True) for bounds in (more, fewer))
             self._starts[i], self._stops[i] = [(start, 1.0)], [(stop, 1.0)]
             if known is None:
                 self.program.row(now, now, [*self.count(i), (start, -1.0), (stop, 1.0)])

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from fabrictool.domain.plan import Forecast
+    from fabrictool.planner.loss_replay import PlayedLoss
     from fabrictool.planner.problem import Kind, ModelNeed, Option, PlacementProblem, Solution
     from fabrictool.planner.replay import Played
 
@@ -60,21 +61,33 @@ def shortfall(problem: PlacementProblem, played: Mapping[str, Played]) -> tuple[
     )
 
 
-def lessons(problem: PlacementProblem, solution: Solution, played: Mapping[str, Played]) -> tuple[Lesson, ...]:
-    """What the replay teaches of the kinds that fall short; none where no other placement could do better for it."""
+def lessons(
+    problem: PlacementProblem,
+    solution: Solution,
+    played: Mapping[str, Played],
+    after: Mapping[str, PlayedLoss],
+) -> tuple[Lesson, ...]:
+    """What the replay teaches of the kinds that fall short, as they are placed and `after` the loss that their model is
+    to survive; none where no other placement could do better for it.
+    """
     rates = planned_rates(problem, solution)
     taught_kinds: dict[object, Lesson] = {}
     for option in problem.options if "slo" in problem.objective else ():
-        lack = played[option.model].short.get(option.key, 0.0) if option.model in played else 0.0
-        rate = rates.get(option.key, 0.0)
-        if lack > 0.0 and any(level.attains and level.rate >= NEARLY * rate > 0.0 for level in option.levels):
-            former = taught_kinds.get(option.kind)
-            taught_kinds[option.kind] = Lesson(
-                option.kind,
-                rate if former is None else min(rate, former.rate),
-                lack if former is None else max(lack, former.lack),
-                bool(played[option.model].misses),
-            )
+        model, shown = option.model, []
+        if model in played:
+            shown.append((played[model], rates.get(option.key, 0.0)))
+        if model in after and after[model].played.misses:
+            shown.append((after[model].played, after[model].rates.get(option.key, 0.0)))
+        for figures, rate in shown:
+            lack = figures.short.get(option.key, 0.0)
+            if lack > 0.0 and any(level.attains and level.rate >= NEARLY * rate > 0.0 for level in option.levels):
+                former = taught_kinds.get(option.kind)
+                taught_kinds[option.kind] = Lesson(
+                    option.kind,
+                    rate if former is None else min(rate, former.rate),
+                    lack if former is None else max(lack, former.lack),
+                    bool(figures.misses),
+                )
     return tuple(taught_kinds.values())
 
 

@@ -131,7 +131,7 @@ def test_replicas_on_a_cluster_that_does_not_answer_carry_their_load(tmp_path):
     problem, tables = build_problem(loaded.blueprint, loaded.inventory, usable=["other"], unseen=[unseen], current={})
     *_, solution = ExactSolver().solve(problem, deadline_s=30, seed=0)
     assert {problem.options[i].key: k for i, k in solution.counts.items()} == {("m", "gpus", "big", 8, 1, "unified"): 1}
-    (line,) = forecast(loaded.blueprint, problem, solution, tables, "", {}).models
+    (line,) = forecast(loaded.blueprint, problem, solution, tables, "", {}, {}).models
     assert line.replicas == 1
     assert line.served == 1.0
     assert [r.cluster for r in assign(problem, solution, {}, [unseen]).replicas] == ["gpus"]

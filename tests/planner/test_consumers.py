@@ -128,7 +128,7 @@ def test_the_plan_says_what_each_group_gets(tmp_path):
     assert instance.needs[0].parts == (part("lab-a", 0.5, "alpha"), rest(0.5))
     assert divided.with_models({"m": {"demand": None}}).build()[0].needs[0].parts == ()
     solution = solved(instance)
-    expected = forecast(divided.blueprint, instance, solution, tables, "CHF", {})
+    expected = forecast(divided.blueprint, instance, solution, tables, "CHF", {}, {})
     m, other = expected.models
     assert other.groups is msgspec.UNSET
     there = {

@@ -36,7 +36,7 @@ for name in sys.argv[2:]:
     replayed = replay(loaded.blueprint, loaded.inventory, placement, planned_rates(whole, solution), 0)
     parts = (
         placement,
-        forecast(loaded.blueprint, whole, solution, tables, "CHF", replayed),
+        forecast(loaded.blueprint, whole, solution, tables, "CHF", replayed, {}),
         certificate(whole, solution, 0),
     )
     print(msgspec.json.encode(parts).decode())

@@ -199,7 +199,7 @@ def test_a_limit_holds_as_it_is_written(tmp_path, limit, resource, most):
     solution = solved(instance)
     placement = assign(instance, solution, {})
     assert violations(fabric.blueprint, fabric.inventory, placement) == []
-    expected = forecast(fabric.blueprint, instance, solution, tables, "CHF", {})
+    expected = forecast(fabric.blueprint, instance, solution, tables, "CHF", {}, {})
     assert expected.limits[0].used <= expected.limits[0].most
     assert expected.limits[0].most == pytest.approx(float(most) * its.scale)
     (line,) = limit_lines(expected)
@@ -263,7 +263,9 @@ def test_demand_that_a_limit_leaves_unserved_says_why(tmp_path):
     fabric = within(tmp_path, blueprint={"quota": Limit(cost=Spending(2.5, "CHF", "h"))})
     instance, tables = fabric.build()
     solution = solved(instance)
-    expected = with_reasons(forecast(fabric.blueprint, instance, solution, tables, "CHF", {}), instance, solution, "")
+    expected = with_reasons(
+        forecast(fabric.blueprint, instance, solution, tables, "CHF", {}, {}), instance, solution, ""
+    )
     model = next(its for its in expected.models if its.served < 1.0)
     assert model.why == "devices are free, but no more may be used of limit quota (2.5 CHF/h of the whole fabric)"
 
@@ -282,7 +284,9 @@ def test_a_group_that_lacks_a_provider_says_why(tmp_path, allowed, most, why):
     parts = (GroupDemand("g", 0.5, frozenset({allowed})), GroupDemand("", 0.5))
     instance = replace(instance, needs=(replace(need, parts=parts), *(n for n in instance.needs if n != need)))
     solution = solved(instance)
-    expected = with_reasons(forecast(fabric.blueprint, instance, solution, tables, "CHF", {}), instance, solution, "")
+    expected = with_reasons(
+        forecast(fabric.blueprint, instance, solution, tables, "CHF", {}, {}), instance, solution, ""
+    )
     assert next(its for its in expected.models if its.model == "m").why == why
 
 
@@ -290,7 +294,7 @@ def test_what_has_no_limits_says_nothing_of_them(tmp_path):
     plain, tight = within(tmp_path), within(tmp_path, blueprint={"quota": Limit(devices=5)})
     assert inputs_digest(plain.blueprint, plain.inventory) != inputs_digest(tight.blueprint, tight.inventory)
     instance, tables = plain.build()
-    expected = forecast(plain.blueprint, instance, solved(instance), tables, "CHF", {})
+    expected = forecast(plain.blueprint, instance, solved(instance), tables, "CHF", {}, {})
     assert "limits" not in msgspec.to_builtins(expected)
 
 

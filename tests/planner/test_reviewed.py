@@ -105,7 +105,7 @@ def test_the_forecast_serves_what_the_certificate_serves(tmp_path):
     made, tables = build_problem(there.blueprint, there.inventory, usable=["one", "two"], unseen=(), current={})
     *_, solution = ExactSolver().solve(made, deadline_s=20, seed=0)
     unserved = solution.stages[0].objective
-    (line,) = forecast(there.blueprint, made, solution, tables, "", {}).models
+    (line,) = forecast(there.blueprint, made, solution, tables, "", {}, {}).models
     assert line.served == pytest.approx(1 - unserved / 30, abs=1e-4)
     assert (line.served < 1) == any("of the demand can be served" in miss for miss in line.misses)
 
