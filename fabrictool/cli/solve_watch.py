@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,8 +81,9 @@ class SolverWatch:
     def solve(
         self, problem: PlacementProblem, *, deadline_s: float, seed: int, warm: Solution | None = None
     ) -> Iterator[Solution]:
-        """As the solver does."""
+        """As the solver does; what the replay needs is loaded meanwhile, for the search is mostly another process."""
         began = time.monotonic() - self.seconds
+        threading.Thread(target=import_module, args=["fabrictool.planner.loss_replay"]).start()
         try:
             with nullcontext() if self.clock is None else self.clock.hearing():
                 for solution in self.solver.solve(problem, deadline_s=deadline_s, seed=seed, warm=warm):

@@ -13,9 +13,7 @@ from fabrictool.planner.assign import assign
 from fabrictool.planner.fairness import FAIRNESS
 from fabrictool.planner.forecast import forecast
 from fabrictool.planner.judged import ROUNDS, lessons, shortfall, taught, with_reasons
-from fabrictool.planner.loss_replay import played_losses
 from fabrictool.planner.problem import replica_key
-from fabrictool.planner.replay import replay
 from fabrictool.planner.solvers.appraisal import settled
 from fabrictool.planner.solvers.exact import ExactSolver
 from fabrictool.planner.stages import clean, values_of
@@ -143,6 +141,10 @@ def _found(
     warm = None if former is None or former.solution.added else former.solution
     search = options.solver.solve(problem, deadline_s=options.work_s, seed=options.seed, warm=warm)
     solution, stopped = _last(search, options.progress)
+    # The event loop's compiler takes a third of a second to load: whoever calls may have it loaded during the search.
+    from fabrictool.planner.loss_replay import played_losses  # noqa: PLC0415 - see above
+    from fabrictool.planner.replay import replay  # noqa: PLC0415 - see above
+
     problem = solution.whole(problem)
     solution = settled(problem, solution, options.seed)
     placement = weighted(problem, solution, _placed(situation, problem, solution), situation.weights)

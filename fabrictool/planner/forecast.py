@@ -18,9 +18,9 @@ from fabrictool.planner.targets import slo_misses
 from fabrictool.planner.uncertain import together, windows_of
 from fabrictool.planner.variants import chosen_variants
 from fabrictool.simulator.capacity import Latency, under_load
+from fabrictool.simulator.estimates import Percentile
 from fabrictool.simulator.phases import prefill_under_load
 from fabrictool.simulator.slo import criteria, spared
-from fabrictool.simulator.steady import Percentile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

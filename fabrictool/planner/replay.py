@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from fabrictool.domain.inventory import Inventory
     from fabrictool.domain.plan import Placement, ReplicaPlacement
     from fabrictool.planner.problem import OptionKey
+    from fabrictool.simulator.estimates import Percentile, ShareEstimate
     from fabrictool.simulator.slo import Criterion
-    from fabrictool.simulator.steady import Percentile, ShareEstimate, SteadyState
+    from fabrictool.simulator.steady import SteadyState
 
 MOST, LEAST, TOGETHER = 10_000, 2_000, 40_000
 """Requests of one run: of one model at most, at most where there are many models, and of all models about."""

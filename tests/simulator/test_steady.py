@@ -11,9 +11,10 @@ from fabrictool.base.units import Share
 from fabrictool.domain.blueprint import Slo
 from fabrictool.routing.policies import routing_policy
 from fabrictool.simulator.deployment import declared_stream, of_model
+from fabrictool.simulator.estimates import SURE, ShareEstimate
 from fabrictool.simulator.fleet import simulate
 from fabrictool.simulator.slo import Criterion, LatencyTarget, criteria
-from fabrictool.simulator.steady import SURE, ShareEstimate, _estimate, _p95, steady_state
+from fabrictool.simulator.steady import _estimate, _p95, steady_state
 from fabrictool.workload.lengths import Lengths
 from tests.simulator.fabrics import ACCELERATED, TWO_MODELS, loaded, replica
 
