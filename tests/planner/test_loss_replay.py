@@ -63,7 +63,7 @@ def test_what_the_rest_misses_is_said_and_learned_from(tmp_path, monkeypatch):
         played = type(real.played)(shown, real.played.p95, True, ("TTFT within 2 s: 50% of requests",), (), short)
         return {"m": type(real)(real.loss, played, real.rates)}
 
-    monkeypatch.setattr("fabrictool.planner.chosen.played_losses", half)
+    monkeypatch.setattr("fabrictool.planner.loss_replay.played_losses", half)
     second = planned(tmp_path / "second", "site")
     (model,) = (m for m in forecast_of(second, "CHF").models if m.model == "m")
     assert model.survival.replay.slo == "misses"

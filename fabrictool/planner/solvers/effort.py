@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from fabrictool.planner.fairness import FAIRNESS
 from fabrictool.planner.stages import TIDYING
@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 NODES = ((30, 1_000), (20_000,))
 """Of the tries in each pass over the stages, where all options take part. Each begins anew, so each is so much larger
-than the one before; and the largest come when every stage had the others."""
+than the one before; and the largest come when every stage had the others. Where something runs there is one pass: a
+second would spare moves a second time."""
 NODES_BY_CAPACITY = ((1_000,), (20_000,))
 """The same, of stages without loads: all these nodes take less than to begin does."""
 QUICK, QUICK_UP_TO = 2, 150
@@ -36,19 +37,20 @@ AGAIN = 0.008
 """Relative gap beyond which another try is worth its time."""
 
 
+Part = Literal["first", "second", "all"]
+"""Of the tries: those of the first pass or of the second; or all of them, where there is one pass."""
+
+
 # Wide: a stage, and what there is of it to be searched.
-def tries(name: str, *, options: int, whole: bool, by_capacity: bool, second: bool) -> Sequence[int]:
-    """Nodes of one try after another. `options` take part, which is the `whole` problem or not; `second`: in the second
-    pass.
-    """
+def tries(name: str, *, options: int, whole: bool, by_capacity: bool, part: Part) -> Sequence[int]:
+    """Nodes of one try after another. `options` take part, which is the `whole` problem or not."""
     if name in TIDYING:
         return () if not whole else MOVING_NODES if name == "moves" else TIDYING_NODES
     if name == FAIRNESS and not whole:
         return FAIR_NODES
-    if whole and by_capacity:
-        return NODES_BY_CAPACITY[second]
     if whole:
-        return (*((QUICK,) if options <= QUICK_UP_TO and not second else ()), *NODES[second])
-    if by_capacity:
-        return CORE_NODES if options <= (PROVABLE if second else AT_ONCE_BY_CAPACITY) else ()
-    return CORE_NODES if options <= AT_ONCE else ()
+        first, second = NODES_BY_CAPACITY if by_capacity else NODES
+        quick = (QUICK,) if options <= QUICK_UP_TO and not by_capacity else ()
+        return {"first": (*quick, *first), "second": second, "all": (*quick, *first, *second)}[part]
+    most = AT_ONCE if not by_capacity else PROVABLE if part == "second" else AT_ONCE_BY_CAPACITY
+    return CORE_NODES if options <= most else ()

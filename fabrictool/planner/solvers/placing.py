@@ -106,7 +106,10 @@ class PlacementSearch:
         """Of stages that were let rise so that less moves: what they had come to."""
         self._optimal = True
         self._whole = self._over(every if self._all else self._core.options)
-        self._second, self._begun_with = False, 0
+        self._part: effort.Part = "all" if problem.runs else "first"
+        self._former: dict[str, float] = {}
+        """What stages were kept within in the first pass."""
+        self._begun_with = 0
         work.done(1)
 
     def wants(self, name: str) -> bool:
@@ -117,8 +120,9 @@ class PlacementSearch:
         """Minimises one objective, and keeps it from then on."""
         if name == "moves":
             self._spare()
-        self._bounds[name] = max(self._bound(name), self._bounds.get(name, 0.0))
-        if not self._values and not self._second:
+        known = [self._bounds[name]] if name in self._bounds and self._is_kept_as_before() else []
+        self._bounds[name] = max([self._bound(name), *known])
+        if not self._values and self._part != "second":
             self._begin(name)
         self._judge(name)
         yield self._solution()
@@ -129,22 +133,29 @@ class PlacementSearch:
             yield from self._tightened()
 
     def goes_on(self) -> bool:
-        """Whether another pass over all stages is worth its time; then it begins, with what was found. Bounds hold on:
-        stages are kept within less than before, if anything.
-        """
+        """Whether another pass over all stages is worth its time; then it begins, with what was found."""
         felt = [name for name in self._values if name not in TIDYING]
         near = all(self._gap(name) <= max(effort.AGAIN, self._enough(name)) for name in felt)
         every = range(len(self._problem.options))
-        if self._second or self._tiny or len(every) > effort.PROVABLE or near or not self._work.more():
+        last = self._part != "first" or self._tiny or len(every) > effort.PROVABLE
+        if last or near or not self._work.more():
             return False
         if len(self._by_capacity.chosen) < len(every):
             self._by_capacity = Formulation(self._problem, every, whole=True, by_capacity=True)
         for name in self._values:
             for formulation in (self._relaxed, self._whole, *([self._by_capacity] if name in BY_CAPACITY else ())):
                 formulation.keep(name, math.inf)
-        self._values, self._limits, self._reached = {}, {}, {}
-        self._second = self._optimal = True
+        self._former = {name: joined(name, limits.values()) for name, limits in self._limits.items()}
+        self._values, self._limits = {}, {}
+        self._part, self._optimal = "second", True
         return True
+
+    def _is_kept_as_before(self) -> bool:
+        """Whether the stages before may come to no more than in the first pass, so that bounds of then hold."""
+        return all(
+            joined(name, limits.values()) <= self._former[name] * (1 + SLACK) + SLACK
+            for name, limits in self._limits.items()
+        )
 
     def _tightened(self) -> Iterator[Solution]:
         """What was spared for moves and did not save any is taken back."""
@@ -271,7 +282,7 @@ class PlacementSearch:
     def _tries(self, name: str) -> Sequence[int]:
         by_capacity = self._is_by_capacity(name)
         options = len(self._program(name).chosen)
-        return effort.tries(name, options=options, whole=self._all, by_capacity=by_capacity, second=self._second)
+        return effort.tries(name, options=options, whole=self._all, by_capacity=by_capacity, part=self._part)
 
     def _is_enough(self, name: str) -> bool:
         return self._gap(name) <= self._enough(name)
