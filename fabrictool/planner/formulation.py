@@ -73,7 +73,7 @@ class Formulation:
         chosen: Sequence[int],
         *,
         whole: bool,
-        given: Mapping[int, int] | None = None,
+        given: Mapping[int, float] | None = None,
         program: Program | None = None,
     ) -> None:
         """`given` counts, by option, leave only the loads to be found; `program`: one that is of more than this."""

@@ -54,11 +54,18 @@ class Step:
         """Of one replica, for each hour that it runs."""
         return {"cost": option.cost, "energy": option.power / 1000.0, "carbon": option.carbon / 1000.0}[self.paid_in]
 
-    def change_price(self, option: Option, change: int) -> float:
-        """What loads or drains holds its devices meanwhile; or what the blueprint's `move_price` says."""
+    def start_price(self, option: Option, seconds: float) -> float:
+        """Of one replica, which holds its devices for so long before its step; or as `move_price` says."""
+        return self._move_price(option, seconds)
+
+    def stop_price(self, option: Option) -> float:
+        """Of one replica, which drains."""
+        return self._move_price(option, DRAIN_S)
+
+    def _move_price(self, option: Option, seconds: float) -> float:
         if self.paid_in == "cost" and self.problem.move_price:
-            return abs(change) * self.problem.move_price
-        return abs(change) * self.price(option) * (option.start_s if change > 0 else DRAIN_S) / HOUR_S
+            return self.problem.move_price
+        return self.price(option) * seconds / HOUR_S
 
     def asked(self, rates: Mapping[str, float]) -> Step:
         """The same with other requests/s of some models."""
