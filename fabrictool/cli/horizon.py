@@ -89,7 +89,16 @@ def show_horizon(
     number *= 3 if quotas_of(steps) else 1
     searches = Searches(limit, seed, number, keeps=True, share=FOR_PLACEMENTS, least_s=SHORTEST_S)
     with searches.clock.hearing():
-        horizon = planned(steps, situation.current, searches.solve, searches.more, waits, searches.clock.left_s, lead)
+        horizon = planned(
+            steps,
+            situation.current,
+            searches.solve,
+            searches.more,
+            waits,
+            searches.clock.left_s,
+            lead,
+            searches.placing,
+        )
     units = {"cost": currency_of(source.inventory), "energy": "kWh", "carbon": "kg CO2e"}
     currency = units[steps[0].paid_in]
     interrupted = searches.clock.interrupted
@@ -98,9 +107,8 @@ def show_horizon(
         return 0
     data(text(horizon, currency, source.blueprint.zone, now))
     if horizon.copied or interrupted:
-        ways = ", and have that of the step before or for the peak" if horizon.copied else ""
-        why = "Ctrl-C: the best so far" if interrupted else "the budget was over"
-        say(f"{why}: {horizon.copied or 'none'} of {len(steps)} steps were not searched{ways}")
+        why = "Ctrl-C: this is the best so far" if interrupted else "the budget was over"
+        say(f"{why}: {_not_searched(horizon)}")
     for line in [*_notes(source, horizon, waits), *_queue_notes(source, lead)]:
         say(line)
     say("nothing is applied; `--json` has the placement of each step, and when each job is to be submitted")
@@ -225,6 +233,13 @@ def _notes(source: Source, horizon: Horizon, waits: Collection[str]) -> list[str
         notes.append(f"planned for each step's mean, not its `quantile`: {', '.join(by_mean)}")
     notes.append(f"steps of {duration_text(steps[0].seconds)}, by the planner's tables, not replayed")
     return notes
+
+
+def _not_searched(horizon: Horizon) -> str:
+    if not horizon.copied:
+        return "each step was searched, and not all ways through them"
+    ways = "that of the step before or for the peak"
+    return f"{horizon.copied} of {len(horizon.steps)} steps were not searched, and have {ways}"
 
 
 def _queue_notes(source: Source, lead: Lead) -> list[str]:

@@ -52,6 +52,8 @@ class HorizonSearch:
     """Gives a problem's last solution."""
     more: Callable[[], bool] = lambda: True
     """No better schedule is looked for once it says no."""
+    placing: Callable[[], bool] = lambda: True
+    """Nor are more placements."""
     lead: Lead | None = None
 
 
@@ -94,14 +96,15 @@ def planned(
     waits: Mapping[str, int] | None = None,
     left_s: Callable[[], float] = never,
     lead: Lead | None = None,
+    placing: Callable[[], bool] | None = None,
 ) -> Horizon:
     """The best schedule that is found from what runs. `solve` gives a problem's last solution; no better schedule is
     looked for once `more` says no. `waits`: for how many steps a model's requests may wait, where they may; `left_s`:
-    seconds for that; `lead`: how early a start may be and has to be.
+    seconds for that; `lead`: how early a start may be and has to be; `placing`: as `more`, of further placements.
 
     Raises InfeasibleError where a step has no placement.
     """
-    search = HorizonSearch(current, solve, more, lead)
+    search = HorizonSearch(current, solve, more, more if placing is None else placing, lead)
     at_once = _within_quotas(steps, search)
     waiting = able_to_wait(steps, waits or {})
     if not waiting:
@@ -186,7 +189,7 @@ def _within_quotas(steps: Sequence[Step], search: HorizonSearch) -> Horizon:
     shared = _shared(shares, search, free.horizon)
     ways = Ways(free.judge)
     choices = [
-        list(dict.fromkeys([*mine, *theirs, *shared, *ways.thinned(at, part.placed)]))
+        list(dict.fromkeys([*mine, *theirs, *shared[max(0, at - 1) : at + 2], *ways.thinned(at, part.placed)]))
         for at, (mine, theirs, part) in enumerate(
             zip(free.choices, strict.choices, free.horizon.schedule.parts, strict=True)
         )
@@ -215,7 +218,7 @@ def _shared(steps: Sequence[Step], search: HorizonSearch, free: Horizon) -> list
         known = {option.key for option in step.problem.options}
         there = {key: count for key, count in running.items() if key in known}
         placed = part.placed
-        if search.more():
+        if search.placing():
             try:
                 placed = _solved(replace(step.problem, current=there), search.solve)
             except InfeasibleError:
@@ -255,8 +258,8 @@ def _priced(judge: Judge, schedule: Schedule, choices: Sequence[Sequence[Placed]
 
 
 def _at_once(steps: Sequence[Step], search: HorizonSearch, quotas: Sequence[Quota] = ()) -> _Searched:
-    current, solve, more = search.current, search.solve, search.more
-    judge = Judge(steps, current, more, search.lead, quotas=quotas)
+    current, solve, more = search.current, search.solve, search.placing
+    judge = Judge(steps, current, search.more, search.lead, quotas=quotas)
     constant = _peak(steps, solve)
     greedy: list[Placed] = []
     copied = 0
@@ -284,13 +287,20 @@ def _at_once(steps: Sequence[Step], search: HorizonSearch, quotas: Sequence[Quot
     if simple is None:
         raise InfeasibleError.of("FT2001", "a step of the horizon has no placement")
     quick = _quick(judge, simple, search)
-    candidates = list(dict.fromkeys([*others, *quick, *([constant] if constant is not None else [])]))
+    candidates = list(dict.fromkeys([*others, *quick]))
     peak = None if constant is None else judge.schedule([constant] * len(steps))
     judge.choosing = True
     ways = Ways(judge)
-    choices = [list(dict.fromkeys([*candidates, its])) for its in ways.overlaps(greedy)]
+    overlapping = ways.overlaps(simple)
+    always = [constant] if constant is not None else []
+    nearby = [
+        [*greedy[max(0, at - 1) : at + 2], both, *always, *([alone[same]] if (same := judge.same[at]) in alone else [])]
+        for at, both in enumerate(overlapping)
+    ]
+    choices = ways.chosen([candidates] * len(steps), nearby)
     best = ways.best(choices)
-    least = min((way for way in (best, simple, peak) if way is not None), key=lambda way: way.rank)
+    schedules = (best, simple, peak, judge.schedule(overlapping))
+    least = min((way for way in schedules if way is not None), key=lambda way: way.rank)
     schedule = ways.kept(ways.mixed(least, choices))
     return _Searched(Horizon(tuple(steps), schedule, simple, peak, copied=copied), judge, choices)
 
@@ -301,7 +311,7 @@ def _quick(judge: Judge, simple: Schedule, search: HorizonSearch) -> list[Placed
     before: Placed = judge.first.placed[-1]
     for at, part in enumerate(simple.parts):
         key = (judge.same[at], before)
-        if part.to_loading and key not in placements and search.more():
+        if part.to_loading and key not in placements and search.placing():
             with suppress(InfeasibleError):  # what loads fast enough may not be able to keep the rules
                 placements[key] = _solved(judge.quick(at, dict(before)), search.solve)
         before = part.placed

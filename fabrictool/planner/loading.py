@@ -137,6 +137,7 @@ class Starts:
                     blocks = tuple((pool, size, number) for (pool, size), number in option.blocks.items())
                     pools = frozenset(pool for pool, _, _ in blocks)
                     self._shapes[key] = _Shape(blocks, pools, lead.wait_s(option))
+        self._blocks: dict[Placed, dict[PoolKey, Counter[int]]] = {}
         self._uses: dict[tuple[int, int, OptionKey], float] = {}
         longest = max((option.start_s for its in self._options.values() for option in its.values()), default=0.0)
         self._depth = min(len(steps), max(1, math.ceil((longest + DRAIN_S) / self._seconds)))
@@ -193,7 +194,7 @@ class Starts:
         left = number
         for back in range(len(past.placed)):
             # What fits into the step that ends at this boundary may begin before it.
-            free = self._most(at - back - 1, past.placed[-1 - back], booked[-1 - back], key, left)
+            free = self.room(at - back - 1, past.placed[-1 - back], booked[-1 - back], key, left)
             if free < left:
                 ends.append((left - free, drained[back]))
             left = free
@@ -211,26 +212,37 @@ class Starts:
     # -- room -------------------------------------------------------------------------------------------------
 
     # Wide: a step, what is in it and what is to be added.
-    def _most(self, at: int, placed: Placed, booked: Mapping[OptionKey, int], key: OptionKey, wanted: int) -> int:
+    def room(self, at: int, placed: Placed, booked: Mapping[OptionKey, int], key: OptionKey, wanted: int) -> int:
         """How many more of a kind fit into a step (-1: before the horizon) beside what is and what loads there."""
         pools, shape, most = self._pools[max(0, at)], self._shapes[key], wanted
         if any(pool not in pools for pool in shape.pools):
             return 0
-        there = Counter(dict(placed))
-        there.update(booked)
-        blocks: dict[PoolKey, Counter[int]] = defaultdict(Counter)
-        for its, count in there.items():
-            for pool, size, number in self._shapes[its].blocks if its in self._shapes else ():
-                blocks[pool][size] += number * count
+        held = self._held_by(placed)
         for pool in shape.pools:
+            blocks = Counter(held.get(pool, {}))
+            for its, count in booked.items():
+                for where, size, number in self._shapes[its].blocks:
+                    if where == pool:
+                        blocks[size] += number * count
             mine = {size: number for where, size, number in shape.blocks if where == pool}
-            most = min(most, _fitting(pools[pool], blocks[pool], mine, most))
+            most = min(most, _fitting(pools[pool], blocks, mine, most))
         for number, limit in enumerate(self._steps[max(0, at)].problem.limits):
             more = self._use(at, number, limit, key)
             if most and more:
-                used = limit.taken + math.fsum(self._use(at, number, limit, its) * n for its, n in there.items())
+                there = [*placed, *booked.items()]
+                used = limit.taken + math.fsum(self._use(at, number, limit, its) * n for its, n in there)
                 most = min(most, math.floor((limit.most * (1 + DUST) - used) / more + DUST))
         return max(0, most)
+
+    def _held_by(self, placed: Placed) -> dict[PoolKey, Counter[int]]:
+        """How many blocks of each size replicas take, by pool."""
+        if placed not in self._blocks:
+            blocks: dict[PoolKey, Counter[int]] = defaultdict(Counter)
+            for key, count in placed:
+                for pool, size, number in self._shapes[key].blocks if key in self._shapes else ():
+                    blocks[pool][size] += number * count
+            self._blocks[placed] = blocks
+        return self._blocks[placed]
 
     def _use(self, at: int, number: int, limit: ResourceLimit, key: OptionKey) -> float:
         where = (self._same[max(0, at)], number, key)
@@ -274,7 +286,9 @@ def loads_before(begun: Sequence[Sequence[TimedStart]], seconds: float) -> list[
     return [tuple(sorted(its.items())) for its in held]
 
 
-def stretches(missing: Missing, seconds: float, first: float) -> list[tuple[float, dict[OptionKey, int]]]:
+def stretches(
+    missing: Sequence[tuple[OptionKey, float, int]], seconds: float, first: float
+) -> list[tuple[float, dict[OptionKey, int]]]:
     """(share of the step, what does not serve in it) where anything does not, from `first` seconds in it on."""
     ends = sorted({min(until, seconds) for _, until, _ in missing})
     parts: list[tuple[float, dict[OptionKey, int]]] = []

@@ -8,11 +8,13 @@ counts; what is lost while some of it loads is added by model (`planner.loading`
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.loading import Lead, Past, Starts, lost, stretches
+from fabrictool.planner.moving import DRAIN_S
 from fabrictool.planner.solvers.part import part_of
 from fabrictool.planner.stages import in_order
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from fabrictool.planner.loading import Missing, TimedStart
-    from fabrictool.planner.problem import ModelNeed, Option, OptionKey, PlacementProblem
+    from fabrictool.planner.problem import ModelNeed, OptionKey, PlacementProblem
     from fabrictool.planner.quotas import Quota
     from fabrictool.planner.steps import Placed, Step
 
@@ -139,6 +141,13 @@ class Judge:
         self._begin = max(lead.now, steps[0].begin)
         kinds = [self._starts.kind(at) for at in range(len(steps))]
         self._kinds = [kinds.index(kind) for kind in kinds]
+        # Where each model's replicas work for themselves, whether a placement is possible hangs on no demand.
+        every = [option for step in steps for option in step.problem.options]
+        self._apart = all(option.phase == "unified" for option in every)
+        rules = [_rules(step) for step in steps]
+        self._rules = [rules.index(its) for its in rules]
+        self._possible: dict[tuple[int, Placed], bool] = {}
+        self._prices: dict[tuple[int, OptionKey], float] = {}
         self._services: dict[tuple[int, Placed], Value | None] = {}
         self._parts: dict[tuple[int, Past, Placed], tuple[PlacedStep, Past] | None] = {}
         self._losses: dict[tuple[int, str, tuple[tuple[OptionKey, float], ...]], tuple[float, float]] = {}
@@ -158,8 +167,9 @@ class Judge:
         known, problem = self.options[at], self.steps[at].problem
         if any(key not in known for key, _ in placed):
             return None
-        counts = {known[key][0]: count for key, count in placed}
-        loads = Formulation.of_counts(problem, counts)
+        if self._apart:
+            return self._by_model(at, placed) if self._is_possible(at, placed) else None
+        loads = Formulation.of_counts(problem, {known[key][0]: count for key, count in placed})
         answer = in_order(loads, ["served", "slo"], seconds=LP_SECONDS, seed=0)
         if answer is None:
             return None
@@ -167,6 +177,28 @@ class Judge:
         unserved = math.fsum(max(0.0, need.rate - loads.rate(need.model, solution)) for need in problem.needs)
         lacks, misses = values.get("served", 0.0), values.get("slo", 0.0)
         return max(0.0, round(lacks, DUST)), max(0.0, round(misses, DUST)), round(unserved, DUST)
+
+    def _is_possible(self, at: int, placed: Placed) -> bool:
+        """Whether the rules of a step allow a placement."""
+        key = (self._rules[at], placed)
+        if key not in self._possible:
+            step = self.steps[key[0]]
+            index = self.options[key[0]]
+            loads = Formulation.of_counts(step.problem, {index[its][0]: count for its, count in placed})
+            self._possible[key] = loads.minimise("served", seconds=LP_SECONDS, seed=0) is not None
+        return self._possible[key]
+
+    def _by_model(self, at: int, placed: Placed) -> Value:
+        mine: dict[str, dict[OptionKey, float]] = {need.model: {} for need in self.steps[at].problem.needs}
+        for key, count in placed:
+            mine[key[0]][key] = float(count)
+        total = [0.0, 0.0, 0.0]
+        for need in self.steps[at].problem.needs:
+            unserved, misses = self.loss(at, need, mine[need.model])
+            total[0] += need.priority * unserved
+            total[1] += misses
+            total[2] += unserved
+        return round(total[0], DUST), round(total[1], DUST), round(total[2], DUST)
 
     def part(self, at: int, past: Past, placed: Placed) -> tuple[PlacedStep, Past] | None:
         """One step, and what later ones have to know; None where the placement is not possible."""
@@ -182,15 +214,11 @@ class Judge:
         begun, stops, missing, after = self._starts.after(at, past, placed)
         lacks, misses, unserved = service
         late = (0.0, 0.0, 0.0) if not missing else self._while_loading(at, dict(placed), missing)
-        running = math.fsum(self._per_hour(at, key) * count for key, count in placed) * step.hours
+        running = self._running(at, placed)
         now, before = dict(placed), past.placed[-1]
-        stopped = [(key, n - now.get(key, 0)) for key, n in before if n > now.get(key, 0)]
-        switching = math.fsum(
-            [
-                *(self._start_price(at, start) for start in begun),
-                *(n * self._stop_price(at, key) for key, n in stopped),
-            ]
-        )
+        moves = [(its.key, its.count, its.early_s) for its in begun]
+        moves += [(key, n - now.get(key, 0), DRAIN_S) for key, n in before if n > now.get(key, 0)]
+        switching = math.fsum(n * step.moving(self._price(at, key), seconds) for key, n, seconds in moves)
         part = PlacedStep(
             placed,
             max(0.0, lacks + late[0]),
@@ -205,16 +233,36 @@ class Judge:
         )
         return part, after
 
+    def room(self, at: int, placed: Placed, key: OptionKey, wanted: int) -> int:
+        """How many more of a kind devices, limits and its model's maximum leave room for beside a placement."""
+        if key not in self.options[at]:
+            return 0
+        there = sum(count for its, count in placed if its[0] == key[0])
+        most = next(need.maximum for need in self.steps[at].problem.needs if need.model == key[0])
+        return self._starts.room(at, placed, {}, key, max(0, min(wanted, most - there)))
+
+    def standing(self, at: int, placed: Placed) -> Value | None:
+        """(requests/s not served, by priority, requests/s that miss their SLO, what running comes to) of a placement by
+        itself; None where it is not possible.
+        """
+        service = self.service(at, placed)
+        return None if service is None else (service[0], service[1], self._running(at, placed))
+
+    def _running(self, at: int, placed: Placed) -> float:
+        return math.fsum(self._price(at, key) * count for key, count in placed) * self.steps[at].hours
+
     # -- while something loads --------------------------------------------------------------------------------
 
     def _while_loading(self, at: int, counts: Mapping[OptionKey, int], missing: Missing) -> Value:
         """What is lost more, as `service` says it, in requests/s of the whole step."""
         step, total = self.steps[at], [0.0, 0.0, 0.0]
-        parts = stretches(missing, step.seconds, self._begin - step.begin)
-        models = {key[0] for _, lacking in parts for key in lacking}
+        late: dict[str, list[tuple[OptionKey, float, int]]] = defaultdict(list)
+        for its in missing:
+            late[its[0][0]].append(its)
         for need in step.problem.needs:
-            if need.model not in models:
+            if need.model not in late:
                 continue
+            parts = stretches(late[need.model], step.seconds, self._begin - step.begin)
             mine = {key: float(count) for key, count in counts.items() if key[0] == need.model}
             pieces = [(share, {key: float(lacking.get(key, 0)) for key in mine}) for share, lacking in parts]
             if need.model in self._waiting:  # what one part of the step cannot do another one may
@@ -254,21 +302,14 @@ class Judge:
 
     # -- what it costs ----------------------------------------------------------------------------------------
 
-    def _option(self, at: int, key: OptionKey) -> Option | None:
-        known = self.options[at].get(key)
-        return known[1] if known is not None else self.steps[at].gone.get(key)
-
-    def _per_hour(self, at: int, key: OptionKey) -> float:
-        option = self._option(at, key)
-        return 0.0 if option is None else self.steps[at].price(option)
-
-    def _start_price(self, at: int, start: TimedStart) -> float:
-        option = self._option(at, start.key)
-        return 0.0 if option is None else start.count * self.steps[at].start_price(option, start.early_s)
-
-    def _stop_price(self, at: int, key: OptionKey) -> float:
-        option = self._option(at, key)
-        return 0.0 if option is None else self.steps[at].stop_price(option)
+    def _price(self, at: int, key: OptionKey) -> float:
+        """Of one replica for an hour; nothing of what no option stands for any more."""
+        where = (self.same[at], key)
+        if where not in self._prices:
+            known, step = self.options[at].get(key), self.steps[at]
+            option = known[1] if known is not None else step.gone.get(key)
+            self._prices[where] = 0.0 if option is None else step.price(option)
+        return self._prices[where]
 
     def _used(self, at: int, placed: Placed, begun: Sequence[TimedStart]) -> tuple[float, ...]:
         if not self.quotas:
@@ -319,7 +360,8 @@ class Judge:
     @property
     def exhausted(self) -> bool:
         """Whether enough was tried, by number or by the clock."""
-        return len(self._services) > MOST_TRIED or not self._more()
+        tried = len(self._possible) if self._apart else len(self._services)
+        return tried > MOST_TRIED or not self._more()
 
 
 def different(steps: Sequence[Step]) -> int:
@@ -336,3 +378,10 @@ def _first_alike(steps: Sequence[Step], at: int) -> int:
 
     mine = facts(steps[at])
     return next(i for i, step in enumerate(steps) if facts(step) == mine)
+
+
+def _rules(step: Step) -> object:
+    """What is to be kept in a step, but for what it costs; where a limit is on that, with prices."""
+    limits = step.problem.limits
+    priced = any(limit.resource in ("cost", "carbon") for limit in limits)
+    return step.away, limits, step.problem.pools if priced else ()

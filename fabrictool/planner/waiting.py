@@ -187,8 +187,9 @@ class _Wanted:
             there = {option.key: option for option in (*formulation.problem.options, *step.gone.values())}
             for key, columns in self._changes[at].items():
                 if key in there:
-                    terms.append((columns.more, step.start_price(there[key], self._early_s(at, there[key]))))
-                    terms.append((columns.fewer, step.stop_price(there[key])))
+                    price = step.price(there[key])
+                    terms.append((columns.more, step.moving(price, self._early_s(at, there[key]))))
+                    terms.append((columns.fewer, step.moving(price, DRAIN_S)))
         return terms
 
     # -- what loads -------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import heapq
 import itertools
 import math
 import operator
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     Choices = Sequence[Sequence[Placed]]
     """By step."""
 
+MOST_CHOICES = 16
 MOST_THINNED = 12
 MISS_SHARE = 0.01
 """What a request that misses its SLO counts of one that is not served, where something has to go."""
@@ -49,13 +49,30 @@ class Ways:
 
     # -- choices ----------------------------------------------------------------------------------------------
 
-    def overlaps(self, placements: Sequence[Placed]) -> list[Placed]:
-        """For each step what is in it beside what was in the one before: so nothing is missing while things load."""
-        before = [self._judge.first.placed[-1], *placements]
-        return [
-            tuple(sorted((Counter(dict(former)) | Counter(dict(placed))).items()))
-            for former, placed in zip(before, placements, strict=False)
-        ]
+    def overlaps(self, schedule: Schedule) -> list[Placed]:
+        """For each step what is in it, and beside it, of models that are late in it, what stops as far as that fits."""
+        placements = []
+        former = self._judge.first.placed[-1]
+        for at, part in enumerate(schedule.parts):
+            counts = dict(part.placed)
+            late = {start.key[0] for start in part.begun if start.late}
+            for key, count in former:
+                wanted = count - counts.get(key, 0)
+                if key[0] in late and wanted > 0:
+                    fits = self._judge.room(at, tuple(sorted(counts.items())), key, wanted)
+                    counts[key] = counts.get(key, 0) + fits
+            placements.append(tuple(sorted((key, n) for key, n in counts.items() if n)))
+            former = part.placed
+        return placements
+
+    def chosen(self, choices: Choices, kept: Choices) -> list[list[Placed]]:
+        """Of many choices for each step those that serve most, of these the cheapest, beside some others."""
+        best = []
+        for at, (candidates, others) in enumerate(zip(choices, kept, strict=True)):
+            standing = ((self._judge.standing(at, placed), placed) for placed in candidates)
+            values = sorted((value, placed) for value, placed in standing if value is not None)
+            best.append(list(dict.fromkeys([*others, *(placed for _, placed in values[:MOST_CHOICES])])))
+        return best
 
     def thinned(self, at: int, placed: Placed) -> list[Placed]:
         """The same with ever fewer replicas: always without the one by which least is lost for what it uses of quotas.

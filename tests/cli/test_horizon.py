@@ -80,5 +80,5 @@ def test_ctrl_c_keeps_the_best_so_far_and_says_what_was_not_searched(interrupted
     assert (code, out.count(" Dec ")) == (0, 72 + out.count("first "))
     ours, greedy = (re.search(rf"^{way}.* ([\d,]+) +[\d,]+$", out, re.MULTILINE)[1] for way in ("this", "step by"))
     assert int(ours.replace(",", "")) <= int(greedy.replace(",", ""))
-    copied = re.search(r"Ctrl-C: the best so far: (\d+) of 72 steps were not searched, and have that of", shown)
+    copied = re.search(r"Ctrl-C: this is the best so far: (\d+) of 72 steps were not searched, and have that of", shown)
     assert 0 < int(copied[1]) < 72

@@ -10,7 +10,7 @@ from fabrictool.base.errors import InfeasibleError
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.horizon import planned
 from fabrictool.planner.loading import Lead, lead_of, lost
-from fabrictool.planner.problem import Level, ModelNeed, ResourceLimit
+from fabrictool.planner.problem import GroupDemand, Level, ModelNeed, ResourceLimit
 from fabrictool.planner.schedules import Judge
 from fabrictool.planner.stages import in_order
 from tests.planner.fabrics import situation
@@ -295,6 +295,26 @@ def test_what_is_lost_is_what_the_program_says(seed):
     unserved, misses = lost(need.rate, [(o.levels, n) for o, n in zip(instance.options, counts, strict=True)])
     assert unserved == pytest.approx(need.rate - loads.rate("m", answer), abs=1e-5)
     assert misses == pytest.approx(values.get("slo", 0.0), abs=1e-4)
+
+
+@seeds(3, drawn=4, long=100)
+def test_a_demand_that_is_divided_by_who_asks_is_judged_by_a_program(seed):
+    """Of one group that all may serve it comes to the same; of two, each has what its providers have left."""
+    rng = random.Random(seed)
+    instance = two(4, start_s=600.0)
+    demands = [(3 * MOST, 0.0), (round(rng.uniform(0.0, 3.0), 2), round(rng.uniform(0.0, 3.0), 2))]
+    ways = [placed(instance, m=3), placed(instance, m=rng.randint(0, 2), n=2)]
+    plain = judged(instance, demands, ways)
+    anybody = (GroupDemand("all", 1.0),)
+    grouped = replace(instance, needs=tuple(replace(need, parts=anybody) for need in instance.needs))
+    same = judged(grouped, demands, ways)
+    assert [part.unserved for part in same.parts] == pytest.approx([part.unserved for part in plain.parts], abs=1e-3)
+    nobody = (GroupDemand("all", 0.5), GroupDemand("others", 0.5, frozenset({"elsewhere"})))
+    halved = replace(instance, needs=tuple(replace(need, parts=nobody) for need in instance.needs))
+    half = judged(halved, demands, ways)
+    least = [sum(rates) / 2 for rates in demands]
+    assert all(part.unserved >= lost - 1e-3 for part, lost in zip(half.parts, least, strict=True))
+    assert half.parts[1].to_loading <= plain.parts[1].to_loading + 1e-3
 
 
 def test_waits_are_what_is_stated_else_what_was_measured(tmp_path):

@@ -84,6 +84,19 @@ def test_it_takes_the_room_that_others_leave():
     assert [step.rate for step in horizon.came] == [4 * MOST, 3 * MOST, 0.0]
 
 
+def test_a_program_ends_where_no_seconds_are_left():
+    rng = random.Random(1)
+    every = batch([rng.uniform(0.0, 3.0) for _ in range(60)], [rng.uniform(1.0, 5.0) for _ in range(60)], nodes=9)
+    asked = []
+
+    def left_s():
+        asked.append(1)
+        return 30.0 if len(asked) < 3 else 0.0
+
+    postponed(every, Others([()] * 60), "m", 12, {}, left_s)
+    assert len(asked) >= 3, "it is asked again and again, and what there was until then is taken, or nothing"
+
+
 def test_where_nothing_may_wait_nothing_is_said_of_it():
     horizon = planned(batch([MOST, MOST], [1.0, 1.0]), {}, solve)
     assert (horizon.at_once, horizon.came) == (None, ())
