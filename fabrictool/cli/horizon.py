@@ -97,7 +97,6 @@ def show_horizon(
             waits,
             searches.clock.left_s,
             lead,
-            searches.placing,
         )
     units = {"cost": currency_of(source.inventory), "energy": "kWh", "carbon": "kg CO2e"}
     currency = units[steps[0].paid_in]

@@ -4,7 +4,6 @@ is written.
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -43,11 +42,6 @@ class Searches:
     def more(self) -> bool:
         """Whether there is time for another one."""
         return self.clock.left_s() > 0.0
-
-    def placing(self) -> bool:
-        """Whether there is time for another one of its share."""
-        whole = self._limit.budget_s
-        return self.more() and (whole == math.inf or self.clock.left_s() > (1.0 - self._share) * whole)
 
     def solve(self, problem: PlacementProblem) -> Solution:
         part_s = self._share * self.clock.left_s() / max(1, self._number - self.complete)

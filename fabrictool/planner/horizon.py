@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
     Solve = Callable[[PlacementProblem], Solution]
 
+FOR_WAYS = 0.3
+"""Share of the seconds that is not for placements."""
 PRICES_TRIED = 12
 """On what is used of quotas, for each thing that it may be weighed against."""
 
@@ -50,11 +52,26 @@ class HorizonSearch:
     """What runs before it."""
     solve: Solve
     """Gives a problem's last solution."""
-    more: Callable[[], bool] = lambda: True
+    more: Callable[[], bool]
     """No better schedule is looked for once it says no."""
-    placing: Callable[[], bool] = lambda: True
-    """Nor are more placements."""
+    left_s: Callable[[], float]
+    """Seconds for all of it."""
     lead: Lead | None = None
+    placing: Callable[[], bool] = lambda: True
+    """Nor are more placements, once it says no."""
+
+    def within(self, share: float) -> HorizonSearch:
+        """With that share of the seconds that are left now, of which a part is kept for the ways through placements."""
+        left = self.left_s()
+        if left == math.inf:
+            return self
+        end = left * (1.0 - share)
+        placed = end + FOR_WAYS * (left - end)
+        return replace(
+            self,
+            more=lambda: self.more() and self.left_s() > end,
+            placing=lambda: self.more() and self.left_s() > placed,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,22 +113,21 @@ def planned(
     waits: Mapping[str, int] | None = None,
     left_s: Callable[[], float] = never,
     lead: Lead | None = None,
-    placing: Callable[[], bool] | None = None,
 ) -> Horizon:
     """The best schedule that is found from what runs. `solve` gives a problem's last solution; no better schedule is
     looked for once `more` says no. `waits`: for how many steps a model's requests may wait, where they may; `left_s`:
-    seconds for that; `lead`: how early a start may be and has to be; `placing`: as `more`, of further placements.
+    seconds for all of it; `lead`: how early a start may be and has to be.
 
     Raises InfeasibleError where a step has no placement.
     """
-    search = HorizonSearch(current, solve, more, more if placing is None else placing, lead)
-    at_once = _within_quotas(steps, search)
+    search = HorizonSearch(current, solve, more, left_s, lead, more)
     waiting = able_to_wait(steps, waits or {})
+    at_once = _within_quotas(steps, search.within(0.5 if waiting else 1.0))
     if not waiting:
         return at_once
     later = None
     while waiting and later is None and more():
-        later = _later(steps, search, waiting, waits or {}, left_s)
+        later = _later(steps, search, waiting, waits or {})
     best = replace(at_once, at_once=at_once.schedule, came=tuple(steps))
     if later is None or later[1].rank >= at_once.schedule.rank:
         return best
@@ -127,20 +143,20 @@ def _later(
     search: HorizonSearch,
     waiting: list[str],
     waits: Mapping[str, int],
-    left_s: Callable[[], float],
 ) -> tuple[tuple[Step, ...], Schedule] | None:
     """The steps with what is served in them, and the schedule; where nothing was found for a model in time, None, and
     `waiting` is without it.
     """
     quotas = quotas_of(steps)
     asked = list(without_quotas(steps))
-    schedule: Schedule | None = _within_quotas(_without(steps, waiting), search).schedule
+    schedule: Schedule | None = _within_quotas(_without(steps, waiting), search.within(0.5)).schedule
     for at, model in enumerate(waiting):
         if schedule is None:
             waiting.clear()
             return None
         others = Others.of(schedule, search.lead)
-        its = postponed(asked, others, model, waits[model], search.current, _share(left_s, len(waiting) - at))
+        left_s = _share(search.left_s, len(waiting) - at)
+        its = postponed(asked, others, model, waits[model], search.current, left_s)
         if its is None:
             waiting.remove(model)
             return None
@@ -175,18 +191,19 @@ def _within_quotas(steps: Sequence[Step], search: HorizonSearch) -> Horizon:
     if not quotas:
         return _at_once(steps, search).horizon
     free_steps = without_quotas(steps)
-    free = _at_once(free_steps, search, quotas)
+    free = _at_once(free_steps, search.within(0.4), quotas)
     every = (free.horizon.schedule, free.horizon.greedy, free.horizon.peak)
     if all(_keeps_each_step(way) for way in every if way is not None):
         return free.horizon  # the limits are in nobody's way
     refused: InfeasibleError | None = None
     strict = free
     try:
-        strict = _at_once(steps, search, quotas)
+        strict = _at_once(steps, search.within(0.5), quotas)
     except InfeasibleError as error:
         refused = error
+    free.judge.more = search.more  # it goes on
     shares = shared_out(steps, quotas, [part.used for part in free.horizon.schedule.parts])
-    shared = _shared(shares, search, free.horizon)
+    shared = _shared(shares, search.within(1.0), free.horizon)
     ways = Ways(free.judge)
     choices = [
         list(dict.fromkeys([*mine, *theirs, *shared[max(0, at - 1) : at + 2], *ways.thinned(at, part.placed)]))

@@ -131,7 +131,7 @@ class Judge:
         quotas: Sequence[Quota] = (),
     ) -> None:
         """`waiting`: models whose requests may be served at any time within a step."""
-        self.steps, self._more, self._waiting, self.quotas = steps, more, frozenset(waiting), tuple(quotas)
+        self.steps, self.more, self._waiting, self.quotas = steps, more, frozenset(waiting), tuple(quotas)
         self.choosing = False
         self.first = Past.of(current)
         self.options = [{o.key: (i, o) for i, o in enumerate(step.problem.options)} for step in steps]
@@ -361,7 +361,7 @@ class Judge:
     def exhausted(self) -> bool:
         """Whether enough was tried, by number or by the clock."""
         tried = len(self._possible) if self._apart else len(self._services)
-        return tried > MOST_TRIED or not self._more()
+        return tried > MOST_TRIED or not self.more()
 
 
 def different(steps: Sequence[Step]) -> int:
