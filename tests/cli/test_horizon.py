@@ -3,11 +3,14 @@
 import json
 import re
 from datetime import datetime
+from types import SimpleNamespace
 
 import pytest
 
+from fabrictool.cli import horizon
 from fabrictool.cli.main import main
-from tests.planner.fabrics import write_fabric
+from fabrictool.planner.loading import Lead
+from tests.planner.fabrics import situation, write_fabric
 
 HOURS = "hours: [" + ", ".join(["1"] * 12 + ["3"] * 12) + "]"
 DAY = ("--horizon", "24h", "--step", "6h", "--at", "2020-12-01T00:00:00Z")
@@ -60,6 +63,19 @@ def test_the_document_has_when_each_job_is_to_be_submitted(fabric, capsys):
     assert [quota["limit"] for quota in told["quotas"]] == ["grant", "money"]
     assert all(0.0 < quota["used"] <= quota["share"] for quota in told["quotas"])
     assert told["interrupted"] is False
+
+
+def test_where_no_wait_is_known_that_is_said(tmp_path):
+    inventory = situation(tmp_path).inventory
+    queued = {name: its.model_copy(update={"kind": "slurm"}) for name, its in inventory.clusters.items()}
+    stated = queued["dear"].partitions["gpu"].model_copy(update={"queue_wait": 0.0})
+    queued["dear"] = queued["dear"].model_copy(update={"partitions": {"gpu": stated}})
+    source = SimpleNamespace(inventory=inventory.model_copy(update={"clusters": queued}))
+    notes = horizon._queue_notes(source, Lead(0.0, {("cheap", "gpu"): 90.0}))
+    assert notes == [
+        "jobs are taken to wait in the queue: cheap/gpu 1 m 30 s",
+        "no wait in the queue is known, and none is counted (`queue_wait`): spot/gpu",
+    ]
 
 
 def test_what_is_known_early_enough_is_not_late(fabric, capsys):
