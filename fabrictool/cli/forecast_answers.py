@@ -169,6 +169,21 @@ class Pareto(JsonDocument, frozen=True, kw_only=True, tag="pareto"):
     points: list[FrontRow]
 
 
+class HorizonStart(msgspec.Struct, frozen=True, kw_only=True):
+    """Alike replicas that start for one step."""
+
+    model: str
+    cluster: str
+    partition: str
+    replicas: int
+    submit_by: str
+    """When their jobs are to be submitted, at the latest."""
+    loads_from: str
+    """When they are thought to hold their devices, after the wait in the queue."""
+    serves_from: str
+    """When they are thought to have loaded; after the beginning of the step: they are late."""
+
+
 class HorizonStep(msgspec.Struct, frozen=True, kw_only=True):
     """What would run in one step."""
 
@@ -185,7 +200,10 @@ class HorizonStep(msgspec.Struct, frozen=True, kw_only=True):
     running: float
     moving: float
     unserved_rate: float
+    lost_to_loading_rate: float
+    """Of what is unserved, what all replicas would serve if none of them still loaded."""
     misses_slo_rate: float
+    starting: list[HorizonStart]
     placement: list[PlacedRow]
 
 
@@ -195,7 +213,21 @@ class HorizonTotals(msgspec.Struct, frozen=True, kw_only=True):
     running: float
     moving: float
     unserved: float
+    lost_to_loading: float
+    """Requests, of those that are unserved, for which replicas still loaded."""
     misses_slo: float
+
+
+class HorizonQuota(msgspec.Struct, frozen=True, kw_only=True):
+    """A limit of a month, and what the schedule uses of the horizon's share of it."""
+
+    limit: str
+    """Its name."""
+    unit: str
+    """A currency, or device hours."""
+    used: float
+    share: float
+    """The most that the horizon may use: its hours of 730."""
 
 
 class HorizonAnswer(JsonDocument, frozen=True, kw_only=True, tag="horizon"):
@@ -211,6 +243,9 @@ class HorizonAnswer(JsonDocument, frozen=True, kw_only=True, tag="horizon"):
     """One placement for all steps."""
     no_request_waits: HorizonTotals | None
     """With every request served in the step in which it comes; null where none may wait."""
+    quotas: list[HorizonQuota]
+    interrupted: bool
+    """Whether Ctrl-C ended the search."""
     copied: int
     """Steps that there was no time to search: they have the placement of the step before, or the one for the peak."""
 

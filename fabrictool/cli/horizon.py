@@ -12,10 +12,13 @@ import typer
 
 from fabrictool.base.clock import duration_text
 from fabrictool.base.units import Instant, UnitError
-from fabrictool.cli.forecast_answers import HorizonAnswer, HorizonStep, HorizonTotals
+from fabrictool.cli.forecast_answers import HorizonAnswer, HorizonQuota, HorizonStart, HorizonStep, HorizonTotals
 from fabrictool.cli.output import data, json_data, say, table
 from fabrictool.cli.searches import Searches, placement_row
-from fabrictool.planner.horizon import different, planned
+from fabrictool.planner.horizon import planned
+from fabrictool.planner.loading import lead_of
+from fabrictool.planner.quotas import quotas_of
+from fabrictool.planner.schedules import different
 from fabrictool.planner.steps import HOUR_S, steps_of, waits_of
 
 if TYPE_CHECKING:
@@ -25,11 +28,14 @@ if TYPE_CHECKING:
     from fabrictool.cli.planning import SearchLimit
     from fabrictool.cli.source import Source
     from fabrictool.domain.evidence import Evidence
-    from fabrictool.planner.horizon import Horizon, PlacedStep, Schedule
+    from fabrictool.planner.horizon import Horizon
+    from fabrictool.planner.loading import Lead, TimedStart
+    from fabrictool.planner.schedules import PlacedStep, Schedule
     from fabrictool.planner.steps import Step
 
 SHORTEST_S = 0.2
 """Of one search, also after the budget: each step needs a placement."""
+MINUTE_S, DAY_S = 60.0, 86400.0
 FOR_PLACEMENTS = 0.7
 """Share of the budget; the rest is for the way through them."""
 
@@ -67,35 +73,53 @@ def show_horizon(
     from fabrictool.planner.plan import currency_of
     from fabrictool.planner.situation import situation_of
 
-    begin = span.begin if span.begin is not None else time.time()
+    begin = now = time.time()
+    if span.begin is not None:  # what is past is looked at as if it were now
+        begin, now = span.begin, min(now, span.begin)
     begin -= begin % min(span.step_s, HOUR_S)
-    situation = situation_of(source.blueprint, source.inventory, evidence_of().within(source.inventory), begin)
+    evidence = evidence_of().within(source.inventory)
+    situation = situation_of(source.blueprint, source.inventory, evidence, begin)
     steps = steps_of(situation, begin, span.step_s, math.ceil(span.seconds / span.step_s))
     waits = waits_of(situation, span.step_s)
-    # Of alike steps each is asked for from nothing, from what another leaves, and from what it has itself.
-    number = min(2 * len(steps), 3 * different(steps)) + 1
+    lead = lead_of(situation.inventory, evidence.state.waits, now)
+    # Of alike steps each is asked for from nothing, from what another leaves, from what it has itself, and for what
+    # loads fast.
+    number = min(3 * len(steps), 4 * different(steps)) + 1
     number *= 2 if waits else 1
-    searches = Searches(limit, seed, number, keeps=False, share=FOR_PLACEMENTS, least_s=SHORTEST_S)
-    horizon = planned(steps, situation.current, searches.solve, searches.more, waits, searches.clock.left_s)
+    number *= 3 if quotas_of(steps) else 1
+    searches = Searches(limit, seed, number, keeps=True, share=FOR_PLACEMENTS, least_s=SHORTEST_S)
+    with searches.clock.hearing():
+        horizon = planned(
+            steps,
+            situation.current,
+            searches.solve,
+            searches.more,
+            waits,
+            searches.clock.left_s,
+            lead,
+        )
     units = {"cost": currency_of(source.inventory), "energy": "kWh", "carbon": "kg CO2e"}
     currency = units[steps[0].paid_in]
+    interrupted = searches.clock.interrupted
     if as_json:
-        json_data(document(horizon, currency))
+        json_data(document(horizon, currency, interrupted=interrupted))
         return 0
-    data(text(horizon, currency, source.blueprint.zone))
-    if horizon.copied:
-        ways = "that of the step before or for the peak"
-        say(f"the budget was over: {horizon.copied} of {len(steps)} steps were not searched, and have {ways}")
-    for line in _notes(source, horizon, waits):
+    data(text(horizon, currency, source.blueprint.zone, now))
+    if horizon.copied or interrupted:
+        why = "Ctrl-C: this is the best so far" if interrupted else "the budget was over"
+        say(f"{why}: {_not_searched(horizon)}")
+    for line in [*_notes(source, horizon, waits), *_queue_notes(source, lead)]:
         say(line)
+    say("nothing is applied; `--json` has the placement of each step, and when each job is to be submitted")
     return 0
 
 
-def text(horizon: Horizon, currency: str, zone: tzinfo) -> str:
+def text(horizon: Horizon, currency: str, zone: tzinfo, now: float) -> str:
     """A line for each step, then what it comes to beside other ways of doing it; within 80 columns."""
-    rows = [_row(step, part, zone) for step, part in zip(horizon.steps, horizon.schedule.parts, strict=True)]
-    headings = ["step", "req/s", "replicas", "starts", "stops", currency, "served", "within SLO"]
-    lines = [table(headings, rows, columns=80), "", *_away(horizon.steps, zone)]
+    rows = [_row(step, part, zone, now) for step, part in zip(horizon.steps, horizon.schedule.parts, strict=True)]
+    headings = ["step", "req/s", "replicas", "starts", "stops", currency, "served", "in SLO"]
+    beside = [*_away(horizon.steps, zone), *_late(horizon, zone), *_quotas(horizon)]
+    lines = [table(headings, rows, columns=80), "", *beside, *([""] if beside else [])]
     others = [] if horizon.at_once is None else [("no request waits", horizon.at_once)]
     others += [("step by step, not looking ahead", horizon.greedy)]
     others += [] if horizon.peak is None else [("one placement for the peak", horizon.peak)]
@@ -120,16 +144,55 @@ def _away(steps: Sequence[Step], zone: tzinfo) -> list[str]:
         begins = [step.begin for step in steps if place in step.away]
         number = f"{len(begins)} step{'s'[: len(begins) != 1]}"
         lines.append(f"maintenance: {'/'.join(place)} is away in {number} from {_time(begins[0], zone)} on")
-    return [*lines, ""] if lines else []
+    return lines
 
 
-def _row(step: Step, part: PlacedStep, zone: tzinfo) -> list[str]:
+def _late(horizon: Horizon, zone: tzinfo) -> list[str]:
+    """How many replicas serve after the beginning of their step, and what is lost to that."""
+    parts = list(zip(horizon.steps, horizon.schedule.parts, strict=True))
+    late = [(step, start) for step, part in parts for start in part.begun if start.late]
+    if not late:
+        return []
+    number, every = sum(start.count for _, start in late), sum(part.starts for _, part in parts)
+    step, start = late[0]
+    first = f"first {_time(step.begin, zone)} from {_clock(step.begin + start.serves, zone)} on"
+    return [
+        f"late: {number} of {every} starts serve after the beginning of their step,",
+        f"  {first}; {_lost(horizon.schedule.to_loading)} requests lost to loading",
+    ]
+
+
+def _quotas(horizon: Horizon) -> list[str]:
+    """What is used of each limit of a month."""
+    schedule = horizon.schedule
+    length = duration_text(schedule.seconds * len(schedule.parts))
+    return [
+        f"limit {quota.limit.name}: {used:,.1f} of {quota.most:,.1f} {quota.unit} for these {length}"
+        + (": MORE than that" if quota.over(used) else "")
+        for quota, used in zip(schedule.quotas, schedule.used, strict=True)
+    ]
+
+
+def _clock(seconds: float, zone: tzinfo) -> str:
+    return f"{datetime.fromtimestamp(seconds, zone):%H:%M}"
+
+
+def _starts(step: Step, part: PlacedStep, zone: tzinfo, now: float) -> str:
+    """How many, and by when the first of their jobs is to be submitted."""
+    if not part.begun:
+        return "–"
+    by = step.begin + min(start.submit for start in part.begun)
+    far = "%H:%M" if step.begin - by < DAY_S else "%a %H:%M"
+    return f"{part.starts} " + ("now" if by < now + MINUTE_S else f"by {datetime.fromtimestamp(by, zone):{far}}")
+
+
+def _row(step: Step, part: PlacedStep, zone: tzinfo, now: float) -> list[str]:
     rate = step.rate
     return [
         _time(step.begin, zone),
         f"{rate:,.0f}" if rate >= 100.0 else f"{rate:.3g}",
         str(part.replicas),
-        str(part.starts or "–"),
+        _starts(step, part, zone, now),
         str(part.stops or "–"),
         f"{part.running + part.switching:,.2f}",
         _share(1.0 - part.unserved / rate if rate else 1.0),
@@ -167,13 +230,33 @@ def _notes(source: Source, horizon: Horizon, waits: Collection[str]) -> list[str
         notes.append(f"the same demand in all hours (no `demand.hours`): {', '.join(even)}")
     if by_mean:
         notes.append(f"planned for each step's mean, not its `quantile`: {', '.join(by_mean)}")
-    length = duration_text(steps[0].seconds)
-    notes.append(f"steps of {length}, by the planner's tables, not replayed; a replica starts before the step it is in")
-    notes.append("nothing is applied; `--json` has the placement of each step")
+    notes.append(f"steps of {duration_text(steps[0].seconds)}, by the planner's tables, not replayed")
     return notes
 
 
-def document(horizon: Horizon, currency: str) -> HorizonAnswer:
+def _not_searched(horizon: Horizon) -> str:
+    if not horizon.copied:
+        return "each step was searched, and not all ways through them"
+    ways = "that of the step before or for the peak"
+    return f"{horizon.copied} of {len(horizon.steps)} steps were not searched, and have {ways}"
+
+
+def _queue_notes(source: Source, lead: Lead) -> list[str]:
+    """How long jobs are thought to wait, and where nobody knows."""
+    known = [f"{'/'.join(place)} {duration_text(wait)}" for place, wait in sorted(lead.waits.items())]
+    unknown = [
+        f"{cluster}/{name}"
+        for cluster, its in sorted(source.inventory.clusters.items())
+        for name, partition in its.partitions.items()
+        if its.enabled and its.queues and partition.queue_wait is None and (cluster, name) not in lead.waits
+    ]
+    notes = [f"jobs are taken to wait in the queue: {', '.join(known)}"] if known else []
+    if unknown:
+        notes.append(f"no wait in the queue is known, and none is counted (`queue_wait`): {', '.join(unknown)}")
+    return notes
+
+
+def document(horizon: Horizon, currency: str, *, interrupted: bool = False) -> HorizonAnswer:
     """All of it as one JSON document."""
     return HorizonAnswer(
         unit=currency,
@@ -188,6 +271,11 @@ def document(horizon: Horizon, currency: str) -> HorizonAnswer:
         without_look_ahead=_totals(horizon.greedy),
         peak=None if horizon.peak is None else _totals(horizon.peak),
         no_request_waits=None if horizon.at_once is None else _totals(horizon.at_once),
+        quotas=[
+            HorizonQuota(limit=quota.limit.name, unit=quota.unit, used=round(used, 6), share=round(quota.most, 6))
+            for quota, used in zip(horizon.schedule.quotas, horizon.schedule.used, strict=True)
+        ],
+        interrupted=interrupted,
         copied=horizon.copied,
     )
 
@@ -197,6 +285,7 @@ def _totals(way: Schedule) -> HorizonTotals:
         running=round(way.running, 6),
         moving=round(way.switching, 6),
         unserved=round(way.unserved, 6),
+        lost_to_loading=round(way.to_loading, 6),
         misses_slo=round(way.misses, 6),
     )
 
@@ -204,7 +293,7 @@ def _totals(way: Schedule) -> HorizonTotals:
 def _step_document(step: Step, part: PlacedStep, came: Step) -> HorizonStep:
     options = {option.key: option for option in step.problem.options}
     return HorizonStep(
-        begin=f"{datetime.fromtimestamp(step.begin, UTC):%Y-%m-%dT%H:%M:%SZ}",
+        begin=_instant(step.begin),
         arrivals={need.model: round(need.rate, 6) for need in came.problem.needs},
         rates={need.model: round(need.rate, 6) for need in step.problem.needs},
         away=sorted("/".join(place) for place in step.away),
@@ -213,10 +302,28 @@ def _step_document(step: Step, part: PlacedStep, came: Step) -> HorizonStep:
         stops=part.stops,
         running=round(part.running, 6),
         moving=round(part.switching, 6),
-        unserved_rate=part.unserved,
-        misses_slo_rate=part.misses,
+        unserved_rate=round(part.unserved, 6),
+        lost_to_loading_rate=round(part.to_loading, 6),
+        misses_slo_rate=round(part.misses, 6),
+        starting=[_start_document(step, start) for start in part.begun],
         placement=[placement_row(options[key], count) for key, count in part.placed],
     )
+
+
+def _start_document(step: Step, start: TimedStart) -> HorizonStart:
+    return HorizonStart(
+        model=start.key[0],
+        cluster=start.key[1],
+        partition=start.key[2],
+        replicas=start.count,
+        submit_by=_instant(step.begin + start.submit),
+        loads_from=_instant(step.begin + start.begins),
+        serves_from=_instant(step.begin + start.serves),
+    )
+
+
+def _instant(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _of(part: PlacedStep, model: str) -> int:

@@ -14,7 +14,6 @@ from fabrictool.cli.forecast_answers import PlacedRow, StageRow
 from fabrictool.cli.output import say
 from fabrictool.cli.solve_watch import SearchClock
 from fabrictool.planner.solvers.exact import ExactSolver
-from fabrictool.planner.work import never
 
 if TYPE_CHECKING:
     from fabrictool.cli.planning import SearchLimit
@@ -36,7 +35,6 @@ class Searches:
         """
         self.clock = SearchClock(keeps=keeps, budget_s=limit.budget_s)
         self.complete = 0
-        self._stops = self.clock.left_s if keeps else never
         self._then = "; Ctrl-C takes those so far" if keeps else ""
         self._limit, self._seed, self._number, self._share, self._least_s = limit, seed, number, share, least_s
         self._began = time.monotonic()
@@ -48,7 +46,7 @@ class Searches:
     def solve(self, problem: PlacementProblem) -> Solution:
         part_s = self._share * self.clock.left_s() / max(1, self._number - self.complete)
         until = time.monotonic() + max(self._least_s, part_s)
-        solver = ExactSolver(lambda: min(self._stops(), until - time.monotonic()))
+        solver = ExactSolver(lambda: 0.0 if self.clock.interrupted else until - time.monotonic())
         *_, solution = solver.solve(problem, deadline_s=self._limit.work_s / self._number, seed=self._seed)
         self.complete += 1
         passed = time.monotonic() - self._began

@@ -38,9 +38,14 @@ class SearchClock:
         self._interrupts = Interrupts(at_once=False) if keeps else None
 
     def left_s(self) -> float:
-        if self._interrupts is not None and self._interrupts.pressed:
+        if self.interrupted:
             return 0.0
         return self._until - time.monotonic()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C ended the search."""
+        return self._interrupts is not None and self._interrupts.pressed
 
     def hearing(self) -> Interrupts | nullcontext[None]:
         """A context in which Ctrl-C ends the search, and the second time the command."""

@@ -29,11 +29,13 @@ class Limit(Document):
     devices: Annotated[int, Field(ge=0, le=10**9)] | None = None
     """That replicas keep from others at the same time."""
     device_hours_per_month: Annotated[int, Field(ge=0, le=10**12)] | None = None
-    """Such as GPU hours. A month has 730 hours, and what is placed is placed for all of them: 7,300 are 10 devices."""
+    """Such as GPU hours. A month has 730 hours, and what is placed is placed for all of them: 7,300 are 10 devices.
+    ``plan --horizon`` keeps the sum of its hours within their share of the month."""
     power: Power | None = None
     """Of the replicas' share of their nodes, as `energy` counts it."""
     cost: Spending | None = None
-    """Of the replicas' share of their nodes, by hour, day or month: ``400 CHF/h``, ``250000 CHF/month``."""
+    """Of the replicas' share of their nodes, by hour, day or month: ``400 CHF/h``, ``250000 CHF/month``. What is by the
+    month, ``plan --horizon`` keeps in the sum of its hours."""
 
     @property
     def scope(self) -> tuple[str, str]:

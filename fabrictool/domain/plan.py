@@ -463,8 +463,9 @@ def inputs_digest(blueprint: Blueprint, inventory: Inventory) -> str:
     )
     for cluster in there["clusters"].values():
         for partition in cluster["partitions"].values():
-            if not partition["price_hours"]:
-                del partition["price_hours"]
+            for name in ("price_hours", "queue_wait"):
+                if partition[name] is None:
+                    del partition[name]
     for site in there["sites"].values():
         for name in ("carbon", "carbon_hours"):
             if site[name] is None:

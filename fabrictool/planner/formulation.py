@@ -75,7 +75,7 @@ class Formulation:
         chosen: Sequence[int],
         *,
         whole: bool,
-        given: Mapping[int, int] | None = None,
+        given: Mapping[int, float] | None = None,
         program: Program | None = None,
         by_capacity: bool = False,
     ) -> None:

@@ -82,7 +82,12 @@ def limit_rows(
         uses = {i: limit.used_by(problem.options[i]) for i in chosen}
         terms = [(column, uses[i] * weight) for i in chosen if uses[i] for column, weight in count(i)]
         if terms:
-            program.row(-math.inf, max(limit.most - limit.taken, _stuck(problem, limit)), terms)
+            program.row(-math.inf, most_of(problem, limit), terms)
+
+
+def most_of(problem: PlacementProblem, limit: ResourceLimit) -> float:
+    """What the options may use; where what cannot be moved is more, nothing may be added to it."""
+    return max(limit.most - limit.taken, _stuck(problem, limit))
 
 
 def open_limits(problem: PlacementProblem) -> tuple[ResourceLimit, ...]:

@@ -156,12 +156,14 @@ class Program:
         nodes: int | None = None,
         start: Floats | None = None,
         fixed: Mapping[int, float] | None = None,
+        left_s: Callable[[], float] | None = None,
     ) -> ProgramSolution | None:
         """The best values for an objective; None when the rows contradict each other.
 
         `gap` is the relative one at which the search may end, `nodes` the most that it looks at: a limit that is the
         same on any machine, unlike `seconds`. `start` are values, of the first columns, to start from; `fixed` columns
-        have to take these values, this time.
+        have to take these values, this time. Where `left_s` says that none are left, the best until then is
+        taken.
 
         Raises
         ------
@@ -183,7 +185,7 @@ class Program:
         for column, value in (fixed or {}).items():
             self._set_bounds(column, value, value)
         try:
-            engine = self._engine(seconds if self._whole else max(seconds, LEAST_LP_S), seed, gap, nodes)
+            engine = self._engine(seconds if self._whole else max(seconds, LEAST_LP_S), seed, gap, nodes, left_s)
         finally:
             for column, (low, high) in bounds.items():
                 self._set_bounds(column, low, high)
@@ -224,7 +226,9 @@ class Program:
         self._model.set_var_lower_bound(column, low)
         self._model.set_var_upper_bound(column, high)
 
-    def _engine(self, seconds: float, seed: int, gap: float, nodes: int | None) -> Any:
+    def _engine(
+        self, seconds: float, seed: int, gap: float, nodes: int | None, left_s: Callable[[], float] | None
+    ) -> Any:
         engine = self._engines.ModelSolverHelper("scip" if self._whole else "glop")
         if not engine.solver_is_supported():
             raise FabrictoolError.of("FT2901", "the MIP engine is missing from the installed ortools", hint="reinstall")
@@ -242,6 +246,8 @@ class Program:
         thread.start()
         while thread.is_alive():
             thread.join(0.2)
+            if left_s is not None and left_s() <= 0.0:
+                engine.interrupt_solve()
         return engine
 
 

@@ -10,7 +10,6 @@ from fabrictool.base.errors import UsageError
 from fabrictool.domain.hours import PIECE_S, factor_during
 from fabrictool.planner.build import pools_of
 from fabrictool.planner.fairness import FAIRNESS
-from fabrictool.planner.moving import DRAIN_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -54,11 +53,13 @@ class Step:
         """Of one replica, for each hour that it runs."""
         return {"cost": option.cost, "energy": option.power / 1000.0, "carbon": option.carbon / 1000.0}[self.paid_in]
 
-    def change_price(self, option: Option, change: int) -> float:
-        """What loads or drains holds its devices meanwhile; or what the blueprint's `move_price` says."""
+    def moving(self, price: float, seconds: float) -> float:
+        """What a start or a stop comes to, of a replica at that price that holds its devices for so long outside of its
+        steps; or what the blueprint's `move_price` says.
+        """
         if self.paid_in == "cost" and self.problem.move_price:
-            return abs(change) * self.problem.move_price
-        return abs(change) * self.price(option) * (option.start_s if change > 0 else DRAIN_S) / HOUR_S
+            return self.problem.move_price
+        return price * seconds / HOUR_S
 
     def asked(self, rates: Mapping[str, float]) -> Step:
         """The same with other requests/s of some models."""

@@ -12,21 +12,27 @@ All that comes within the horizon is served in it, or lost: what is left for aft
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.planner.formulation import INFINITY, Formulation
+from fabrictool.planner.loading import Lead, loads_before
+from fabrictool.planner.moving import DRAIN_S
 from fabrictool.planner.program import Program
 from fabrictool.planner.solvers.part import part_of
 from fabrictool.planner.stages import rounding
+from fabrictool.planner.steps import HOUR_S
+from fabrictool.planner.work import never
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from fabrictool.planner.problem import OptionKey
+    from fabrictool.planner.problem import Option, OptionKey, Pool
     from fabrictool.planner.program import ProgramSolution, Terms
+    from fabrictool.planner.quotas import Quota
+    from fabrictool.planner.schedules import Schedule
     from fabrictool.planner.steps import Placed, Step
 
 SECONDS = 60.0
@@ -39,6 +45,14 @@ NEAREST = 4
 """So many options take part that cost least for a request, and as many that cost least by themselves."""
 
 
+class _Change(NamedTuple):
+    """Columns: how many start for a step, how many stop, and how many of those that start serve from its beginning."""
+
+    more: int
+    fewer: int
+    early: int
+
+
 @dataclass(frozen=True, slots=True)
 class Postponed:
     """Of one model, by step."""
@@ -48,21 +62,46 @@ class Postponed:
     """Requests/s that are served, or given up, in it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Others:
+    """What all other models hold, and how early a start may be."""
+
+    placed: Sequence[Placed]
+    """By step, with what loads in it for later ones."""
+    lead: Lead = field(default_factory=Lead)
+    quotas: tuple[Quota, ...] = ()
+    """With what the others leave of them."""
+
+    @classmethod
+    def of(cls, schedule: Schedule, lead: Lead | None) -> Others:
+        loading = loads_before([part.begun for part in schedule.parts], schedule.seconds)
+        both = (
+            Counter(dict(part.placed)) + Counter(dict(its)) for part, its in zip(schedule.parts, loading, strict=True)
+        )
+        left = (
+            replace(quota, most=max(0.0, quota.most - used))
+            for quota, used in zip(schedule.quotas, schedule.used, strict=True)
+        )
+        placed = [tuple(sorted(its.items())) for its in both]
+        return cls(placed, Lead() if lead is None else lead, tuple(left))
+
+
+# Wide: what there is, what may wait, and how long that may take.
 def postponed(
     steps: Sequence[Step],
-    rest: Sequence[Placed],
+    others: Others,
     model: str,
     wait: int,
     running: Mapping[OptionKey, int],
-    seconds: float = math.inf,
+    left_s: Callable[[], float] = never,
 ) -> Postponed | None:
-    """When a model's requests are served that may wait for so many steps; `rest`: what all others hold in each.
+    """When a model's requests are served that may wait for so many steps, beside all others.
 
-    None where nothing was found in so many seconds, or a rule leaves no room for the model.
+    None where nothing was found before no seconds were left, or a rule leaves no room for the model.
     """
-    wanted = _Wanted(steps, rest, model, wait, running)
+    wanted = _Wanted(steps, others, model, wait, running)
     try:
-        answer = wanted.solved(min(SECONDS, seconds / STAGES))
+        answer = wanted.solved(left_s)
     except FabrictoolError as error:
         if any(problem.code != NOTHING_IN_TIME for problem in error.problems):
             raise
@@ -74,16 +113,18 @@ class _Wanted:
     """The program, and which column stands for what."""
 
     def __init__(
-        self, steps: Sequence[Step], rest: Sequence[Placed], model: str, wait: int, running: Mapping[OptionKey, int]
+        self, steps: Sequence[Step], others: Others, model: str, wait: int, running: Mapping[OptionKey, int]
     ) -> None:
         self._steps, self._model, self._wait, self._running = steps, model, wait, running
+        self._others = others
+        self._now = others.lead.since(steps[0].begin)
         self._program = Program(whole=True)
         self._came = [next(need.rate for need in step.problem.needs if need.model == model) for step in steps]
         self._formulations: list[Formulation] = []
         self._served: list[Terms] = []
         for at, step in enumerate(steps):
             could = math.fsum(self._came[max(0, at - wait) : at + 1])
-            self._add_step(step, rest[at], could)
+            self._add_step(step, others.placed[at], could)
         self._lost = [self._program.column(0, INFINITY) for _ in steps]
         """Requests/s of one step, of all until then."""
         for at in range(len(steps)):
@@ -92,7 +133,10 @@ class _Wanted:
             self._program.row(self._due(at), INFINITY, [*until, (self._lost[at], 1.0)])
             if at:
                 self._program.row(0, INFINITY, [(self._lost[at], 1.0), (self._lost[at - 1], -1.0)])
+        self._changes = self._changing()
         self._paid = self._running_terms() + self._change_terms()
+        self._loading_rows()
+        self._quota_rows()
 
     def _due(self, at: int) -> float:
         """Requests/s of one step that may wait no longer at the end of this one."""
@@ -117,31 +161,143 @@ class _Wanted:
             for column, weight in formulation.count(i)
         ]
 
-    def _change_terms(self) -> Terms:
+    def _changing(self) -> list[dict[OptionKey, _Change]]:
         """Columns of what starts and what stops at the beginning of each step."""
-        terms: Terms = []
+        changes: list[dict[OptionKey, _Change]] = []
         before: dict[OptionKey, Terms] = {}
         already: Mapping[OptionKey, int] = {key: k for key, k in self._running.items() if key[0] == self._model}
-        for step, formulation in zip(self._steps, self._formulations, strict=True):
+        for formulation in self._formulations:
             now = {option.key: formulation.count(i) for i, option in enumerate(formulation.problem.options)}
-            there = {option.key: option for option in (*formulation.problem.options, *step.gone.values())}
+            its = {}
             for key in sorted(now.keys() | before.keys() | already.keys()):
                 change = [*now.get(key, []), *((column, -weight) for column, weight in before.get(key, []))]
-                more, fewer = self._program.column(0, INFINITY), self._program.column(0, INFINITY)
+                columns = _Change(*(self._program.column(0, INFINITY) for _ in range(3)))
                 had = float(already.get(key, 0))
-                self._program.row(had, had, [*change, (more, -1.0), (fewer, 1.0)])
-                if key in there:
-                    terms += [(more, step.change_price(there[key], 1)), (fewer, step.change_price(there[key], -1))]
+                self._program.row(had, had, [*change, (columns.more, -1.0), (columns.fewer, 1.0)])
+                self._program.row(0, INFINITY, [(columns.more, 1.0), (columns.early, -1.0)])
+                its[key] = columns
+            changes.append(its)
             before, already = now, {}
+        return changes
+
+    def _change_terms(self) -> Terms:
+        """A late start is priced as an early one: late is only what has to be (`planner.loading`)."""
+        terms: Terms = []
+        for at, (step, formulation) in enumerate(zip(self._steps, self._formulations, strict=True)):
+            there = {option.key: option for option in (*formulation.problem.options, *step.gone.values())}
+            for key, columns in self._changes[at].items():
+                if key in there:
+                    price = step.price(there[key])
+                    terms.append((columns.more, step.moving(price, self._early_s(at, there[key]))))
+                    terms.append((columns.fewer, step.moving(price, DRAIN_S)))
         return terms
 
-    def solved(self, seconds: float) -> ProgramSolution | None:
+    # -- what loads -------------------------------------------------------------------------------------------
+
+    def _soonest(self, at: int, option: Option) -> float:
+        """Seconds from the beginning of a step on when a job may begin that is submitted now."""
+        return self._now + self._others.lead.wait_s(option) - self._steps[at].begin
+
+    def _early_s(self, at: int, option: Option) -> float:
+        """For how long an early start holds devices before its step."""
+        return max(0.0, min(option.start_s, -self._soonest(at, option)))
+
+    def _loading_rows(self) -> None:
+        """Early is only what fits into the steps before; what is not early takes nothing until it has loaded."""
+        loading: list[list[tuple[Option, int]]] = [[] for _ in self._steps]
+        before: list[tuple[Option, int]] = []
+        for at, formulation in enumerate(self._formulations):
+            for option in formulation.problem.options:
+                column = self._changes[at][option.key].early
+                for back in range(1, max(1, math.ceil((option.start_s + DRAIN_S) / self._steps[0].seconds)) + 1):
+                    if back > at:
+                        before.append((option, column))
+                        break
+                    loading[at - back].append((option, column))
+        self._room_rows(self._steps[0], before, {}, None)
+        for at, columns in enumerate(loading):
+            self._room_rows(self._steps[at], columns, dict(self._others.placed[at]), self._formulations[at])
+        for at in range(len(self._steps)):
+            self._ready_rows(at)
+
+    # Wide: a step, what loads in it, and what else is there.
+    def _room_rows(
+        self,
+        step: Step,
+        columns: Sequence[tuple[Option, int]],
+        others: Mapping[OptionKey, int],
+        formulation: Formulation | None,
+    ) -> None:
+        """What loads in a step fits beside what is there; without a formulation, beside what runs before all steps."""
+        if not columns:
+            return
+        known = {option.key: option for option in (*step.problem.options, *step.gone.values())}
+        held = self._running if formulation is None else others
+        mine = () if formulation is None else (self._model,)
+        fixed = [(known[key], float(n)) for key, n in held.items() if key in known and key[0] not in mine]
+        moving = [(option, [(column, 1.0)]) for option, column in columns]
+        if formulation is not None:
+            moving += [(option, formulation.count(i)) for i, option in enumerate(formulation.problem.options)]
+        pools = {pool.key: pool for pool in step.problem.pools}
+        for option, column in columns:
+            if any(pool.key not in pools for pool in option.pools):
+                self._program.row(-INFINITY, 0.0, [(column, 1.0)])
+        for key in {pool.key for option, _ in columns for pool in option.pools} & pools.keys():
+            for part in {size for option, _ in moving for (place, size) in option.blocks if place == key} | {1}:
+                taken = math.fsum(n * _parts(pools[key], option, part) for option, n in fixed)
+                terms = [(c, w * _parts(pools[key], option, part)) for option, its in moving for c, w in its]
+                room = pools[key].nodes * (pools[key].devices_per_node // part)
+                self._program.row(-INFINITY, max(0.0, room - taken), [term for term in terms if term[1]])
+        for limit in step.problem.limits:
+            used = limit.taken + math.fsum(n * limit.used_by(option) for option, n in fixed)
+            terms = [(c, w * limit.used_by(option)) for option, its in moving for c, w in its]
+            self._program.row(-INFINITY, max(0.0, limit.most - used), [term for term in terms if term[1]])
+
+    def _ready_rows(self, at: int) -> None:
+        """What an option takes in a step is what those can that have loaded."""
+        seconds, formulation = self._steps[at].seconds, self._formulations[at]
+        for i, option in enumerate(formulation.problem.options):
+            most = option.levels[-1].rate
+            terms = [(column, -most * weight) for column, weight in formulation.count(i)]
+            loaded = zip(formulation.ladder(i)[1:], option.levels, strict=True)
+            terms += [(column, level.rate) for column, level in loaded]
+            for began in range(at, -1, -1):
+                columns = self._changes[began].get(option.key)
+                if columns is None:
+                    continue
+                soonest = self._soonest(began, option) + option.start_s
+                from_here = (at - began) * seconds
+                first = max(0.0, self._now - self._steps[at].begin)
+                early, late = (
+                    min(seconds, max(0.0, serves - from_here - first)) / seconds
+                    for serves in (max(0.0, soonest), max(option.start_s + DRAIN_S, soonest))
+                )
+                if not late:
+                    break
+                terms += [(columns.more, most * late), (columns.early, most * (early - late))]
+            self._program.row(-INFINITY, 0.0, terms)
+
+    def _quota_rows(self) -> None:
+        for quota in self._others.quotas:
+            terms: Terms = []
+            for at, (step, formulation) in enumerate(zip(self._steps, self._formulations, strict=True)):
+                for i, option in enumerate(formulation.problem.options):
+                    uses = quota.limit.used_by(option)
+                    terms += [(column, uses * weight * step.hours) for column, weight in formulation.count(i)]
+                    early_s = min(self._early_s(at, option), at * step.seconds)
+                    terms.append((self._changes[at][option.key].more, uses * early_s / HOUR_S))
+            self._program.row(-INFINITY, quota.most, [term for term in terms if term[1]])
+
+    def solved(self, left_s: Callable[[], float]) -> ProgramSolution | None:
         misses = [term for formulation in self._formulations for term in formulation.terms("slo")]
         answer: ProgramSolution | None = None
+        seconds = min(SECONDS, left_s() / STAGES)
         for terms in ([(self._lost[-1], 1.0)], misses, self._paid):
             if terms:
                 start = None if answer is None else answer.values
-                answer = self._program.minimise(terms, seconds=seconds, seed=0, gap=GAP, nodes=NODES, start=start)
+                answer = self._program.minimise(
+                    terms, seconds=seconds, seed=0, gap=GAP, nodes=NODES, start=start, left_s=left_s
+                )
                 if answer is None:
                     return None
                 self._program.row(-INFINITY, answer.objective + rounding(answer.objective), terms)
@@ -162,6 +318,12 @@ class _Wanted:
             lost = now
         scale = math.fsum(self._came) / total if (total := math.fsum(rates)) else 1.0
         return Postponed(tuple(placed), tuple(rate * scale for rate in rates))
+
+
+def _parts(pool: Pool, option: Option, part: int) -> int:
+    """Parts of so many devices that a pool has less room for with a replica in it."""
+    blocks = ((size, number) for (key, size), number in option.blocks.items() if key == pool.key and size >= part)
+    return sum(number * pool.parts_lost(size, part) for size, number in blocks)
 
 
 def _promising(step: Step, model: str, running: Mapping[OptionKey, int]) -> list[int]:

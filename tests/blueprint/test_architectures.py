@@ -152,7 +152,8 @@ def test_the_digest_depends_on_what_it_says_and_is_the_old_one_without(fabric):
     assert old.pop("limits") == inventory.pop("limits") == {}
     assert old.pop("timezone") == "UTC"
     for cluster in inventory["clusters"].values():
-        assert all(partition.pop("price_hours") is None for partition in cluster["partitions"].values())
+        for partition in cluster["partitions"].values():
+            assert (partition.pop("price_hours"), partition.pop("queue_wait")) == (None, None)
     for site in inventory["sites"].values():
         assert (site.pop("carbon"), site.pop("carbon_hours")) == (None, None)
     assert without.digest == digest([old, inventory])

@@ -12,8 +12,9 @@ from fabrictool.planner.horizon import planned
 from fabrictool.planner.moving import DRAIN_S
 from fabrictool.planner.problem import ModelNeed
 from fabrictool.planner.steps import waits_of
-from fabrictool.planner.waiting import postponed
+from fabrictool.planner.waiting import Others, postponed
 from tests.planner.fabrics import situation
+from tests.planner.plain_judge import Fabric
 from tests.planner.test_exact import MOST, option, pool, problem, solve
 from tests.planner.test_horizon import HOUR, drawn, steps
 from tests.seeds import seeds
@@ -44,28 +45,29 @@ def counts(its):
 
 def test_what_can_wait_is_served_when_that_is_cheap():
     every = batch([MOST, MOST, MOST, 0.0], [5.0, 5.0, 1.0, 5.0])
-    its = postponed(every, [()] * 4, "m", 2, {})
+    its = postponed(every, Others([()] * 4), "m", 2, {})
     assert counts(its) == [0, 0, 3, 0]
     assert its.rates == pytest.approx((0.0, 0.0, 3 * MOST, 0.0), abs=1e-5)
 
 
 def test_nothing_waits_longer_than_it_may():
     every = batch([MOST, MOST, 0.0, 0.0], [5.0, 5.0, 5.0, 1.0])
-    assert counts(postponed(every, [()] * 4, "m", 2, {})) == [0, 0, 1, 1]
-    assert counts(postponed(every, [()] * 4, "m", 3, {})) == [0, 0, 0, 2]
+    assert counts(postponed(every, Others([()] * 4), "m", 2, {})) == [0, 0, 1, 1]
+    assert counts(postponed(every, Others([()] * 4), "m", 3, {})) == [0, 0, 0, 2]
 
 
 def test_little_is_collected_until_a_replica_is_worth_it():
     every = batch([0.25 * MOST] * 4, [1.0] * 4)
-    assert sum(counts(postponed(every, [()] * 4, "m", 3, {}))) == 1
-    assert sum(counts(postponed(every, [()] * 4, "m", 1, {}))) == 2
+    assert sum(counts(postponed(every, Others([()] * 4), "m", 3, {}))) == 1
+    assert sum(counts(postponed(every, Others([()] * 4), "m", 1, {}))) == 2
 
 
 def test_what_is_too_much_is_lost_and_said_to_be():
     every = batch([9 * MOST, 0.0], [1.0, 1.0], nodes=4)
     horizon = planned(every, {}, solve, waits={"m": 1})
-    assert horizon.schedule.unserved == pytest.approx(MOST * HOUR, rel=1e-3)
-    assert horizon.at_once.unserved == pytest.approx(5 * MOST * HOUR, rel=1e-3)
+    # In the first minute all four load.
+    assert horizon.schedule.unserved == pytest.approx(MOST * (HOUR + 4 * 60.0), rel=1e-3)
+    assert horizon.at_once.unserved == pytest.approx(MOST * (5 * HOUR + 4 * 60.0), rel=1e-3)
     assert math.fsum(step.rate for step in horizon.steps) == pytest.approx(9 * MOST)
 
 
@@ -82,6 +84,19 @@ def test_it_takes_the_room_that_others_leave():
     assert [step.rate for step in horizon.came] == [4 * MOST, 3 * MOST, 0.0]
 
 
+def test_a_program_ends_where_no_seconds_are_left():
+    rng = random.Random(1)
+    every = batch([rng.uniform(0.0, 3.0) for _ in range(60)], [rng.uniform(1.0, 5.0) for _ in range(60)], nodes=9)
+    asked = []
+
+    def left_s():
+        asked.append(1)
+        return 30.0 if len(asked) < 3 else 0.0
+
+    postponed(every, Others([()] * 60), "m", 12, {}, left_s)
+    assert len(asked) >= 3, "it is asked again and again, and what there was until then is taken, or nothing"
+
+
 def test_where_nothing_may_wait_nothing_is_said_of_it():
     horizon = planned(batch([MOST, MOST], [1.0, 1.0]), {}, solve)
     assert (horizon.at_once, horizon.came) == (None, ())
@@ -93,34 +108,41 @@ def test_it_is_as_cheap_as_the_best_of_all_ways(seed):
     number, nodes, wait = rng.randint(2, 4), rng.randint(1, 3), rng.randint(1, 3)
     demands = [round(rng.uniform(0.0, 1.5) * MOST, 2) for _ in range(number)]
     prices = [rng.choice([1.0, 2.0, 5.0]) for _ in range(number)]
-    start_s, minimum = rng.choice([60.0, 900.0, 3600.0]), rng.choice([0, 0, 1])
+    start_s, minimum = rng.choice([60.0, 900.0, 2700.0]), rng.choice([0, 0, 1])
     every = batch(demands, prices, nodes=nodes, start_s=start_s, minimum=minimum)
     running = {every[0].problem.options[0].key: rng.randint(0, nodes)}
-    its = postponed(every, [()] * number, "m", wait, running)
+    its = postponed(every, Others([()] * number), "m", wait, running)
     assert its is not None
     checked(demands, its.rates, wait)
-    lost, paid = cost(demands, prices, counts(its), wait, start_s, running)
+    fabric = Fabric.of(every[0].problem, HOUR, number)
+    lost, paid = cost(demands, prices, counts(its), wait, fabric, running)
     best = min(
-        cost(demands, prices, chosen, wait, start_s, running)
+        cost(demands, prices, chosen, wait, fabric, running)
         for chosen in itertools.product(range(minimum, nodes + 1), repeat=number)
     )
     assert lost <= best[0] + 1e-3
     assert paid <= best[1] * (1 + 2e-3) + 1e-3
 
 
-def cost(demands, prices, chosen, wait, start_s, running):
-    """(requests/s of one step that are lost, what all comes to), earliest deadline first."""
+def cost(demands, prices, chosen, wait, fabric, running):
+    """(requests/s of one step that are lost, what all comes to), earliest deadline first; a late start is priced as an
+    early one.
+    """
     waiting, lost, paid, before = [], 0.0, 0.0, sum(running.values())
+    ((key, kind),) = fabric.kinds.items()
+    starts = fabric.starts([{key: count} for count in chosen], dict(running))
     for at, count in enumerate(chosen):
         waiting.append([at + wait, demands[at]])
-        room = count * MOST
+        late = [max(0.0, serves - at * HOUR) for _, _, serves in starts[at]]
+        room = (count - sum(late) / HOUR) * MOST
         for due in waiting:
             served = min(room, due[1])
             due[1], room = due[1] - served, room - served
         over = [due for due in waiting if due[0] <= at or at == len(chosen) - 1]
         lost += sum(due[1] for due in over)
         waiting = [due for due in waiting if due not in over]
-        seconds = (count - before) * start_s if count > before else (before - count) * DRAIN_S
+        loading = kind.load if at else 0.0  # nothing was started before
+        seconds = (count - before) * loading if count > before else (before - count) * DRAIN_S
         paid += prices[at] * (count + seconds / HOUR)
         before = count
     return round(lost, 6), paid
@@ -190,8 +212,31 @@ def test_a_step_under_maintenance_serves_nothing():
     instance = problem([ModelNeed("m", 0.0, 0, 4)], [option("m", where)], [where], objective=("slo", "cost"))
     every = at_prices(steps(instance, [(MOST,), (MOST,), (0.0,)], away=away), [5.0, 1.0, 2.0])
     horizon = planned(every, {}, solve, waits={"m": 2})
-    assert [part.replicas for part in horizon.schedule.parts] == [0, 0, 2]
+    # What comes back takes a minute, so two are not enough for all of both hours.
+    assert [part.replicas for part in horizon.schedule.parts] == [0, 0, 3]
+    assert horizon.schedule.unserved == 0.0
     assert horizon.at_once.unserved == pytest.approx(MOST * HOUR)
+
+
+def test_what_waits_loads_on_what_the_others_leave_free_and_takes_nothing_from_them():
+    """At noon chat needs all four devices, and two of them for an hour and more before; the batch has what is left."""
+    where = pool("a", nodes=4, price=1.0)
+    options = [replace(option("chat", where), start_s=1800.0), replace(option("m", where), start_s=1800.0)]
+    needs = [ModelNeed("chat", 0.0, 0, 4), ModelNeed("m", 0.0, 0, 4)]
+    instance = problem(needs, options, [where], objective=("slo", "cost"))
+    demands = [(MOST, 0.0), (MOST, 2 * MOST), (4 * MOST, 0.0), (MOST, 0.0), (MOST, 0.0)]
+    key = next(o.key for o in instance.options if o.model == "chat")
+    horizon = planned(steps(instance, demands), {key: 1}, solve, waits={"m": 3})
+    assert horizon.waiting == ("m",)
+    assert horizon.schedule.unserved == pytest.approx(0.0, abs=1.0)
+    begun = [(at, start) for at, part in enumerate(horizon.schedule.parts) for start in part.begun]
+    assert all(not start.late for _, start in begun if start.key == key)
+    rates = [next(n.rate for n in step.problem.needs if n.model == "m") for step in horizon.steps]
+    ready = [0.0] * len(rates)
+    for at, part in enumerate(horizon.schedule.parts):
+        ready[at] = sum(n for its, n in part.placed if its != key)
+        ready[at] -= sum(start.count * max(0.0, start.serves) / HOUR for start in part.begun if start.key != key)
+    assert all(rate <= room * MOST + 1e-3 for rate, room in zip(rates, ready, strict=True))
 
 
 @seeds(0, drawn=6, long=200)

@@ -1,0 +1,100 @@
+"""``plan --horizon``: what it prints of loads, queues and limits of a month; and Ctrl-C, pressed on a real process."""
+
+import json
+import re
+from datetime import datetime
+from types import SimpleNamespace
+
+import pytest
+
+from fabrictool.cli import horizon
+from fabrictool.cli.main import main
+from fabrictool.planner.loading import Lead
+from tests.planner.fabrics import situation, write_fabric
+
+HOURS = "hours: [" + ", ".join(["1"] * 12 + ["3"] * 12) + "]"
+DAY = ("--horizon", "24h", "--step", "6h", "--at", "2020-12-01T00:00:00Z")
+"""In the past: it is looked at as if it were now."""
+
+
+@pytest.fixture
+def fabric(tmp_path, monkeypatch):
+    monkeypatch.setenv("FABRICTOOL_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("FABRICTOOL_CACHE_DIR", str(tmp_path / "cache"))
+    file = write_fabric(tmp_path)
+    limits = "limits: {grant: {device_hours_per_month: 2500}, money: {cost: 20000 CHF/month}}\n"
+    text = file.read_text().replace("rate: 200 req/s", f"rate: 80 req/s, {HOURS}")
+    file.write_text(text + limits)
+    inventory = tmp_path / "inventory.yaml"
+    inventory.write_text(inventory.read_text().replace("price: 8 CHF/h}", "price: 8 CHF/h, queue_wait: 45m}"))
+    return file
+
+
+def test_it_says_when_to_submit_what_is_late_and_what_is_used(fabric, capsys):
+    asked = ["plan", "-b", str(fabric), "--assume-empty", *DAY]
+    assert main(asked) == 0
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    assert re.search(r"^Tue 01 Dec 00:00 .* \d+ now ", captured.out, re.MULTILINE)
+    assert re.search(r"^Tue 01 Dec 12:00 .* \d+ by 1[01]:\d\d ", captured.out, re.MULTILINE)
+    assert re.search(r"^late: \d+ of \d+ starts serve after the beginning of their step,$", captured.out, re.MULTILINE)
+    assert re.search(r"^limit grant: [\d.]+ of 82.2 device hours for these 24 h 00 m$", captured.out, re.MULTILINE)
+    assert re.search(r"^limit money: [\d.]+ of 657.5 CHF for these 24 h 00 m$", captured.out, re.MULTILINE)
+    assert "jobs are taken to wait in the queue: cheap/gpu 45 m 00 s" in captured.err
+
+
+def test_the_document_has_when_each_job_is_to_be_submitted(fabric, capsys):
+    assert main(["plan", "-b", str(fabric), "--assume-empty", *DAY, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    first, *_ = told["steps"]
+    assert first["starts"] == sum(start["replicas"] for start in first["starting"])
+    for step in told["steps"]:
+        for start in step["starting"]:
+            submit, loads, serves = (
+                datetime.fromisoformat(start[name]) for name in ("submit_by", "loads_from", "serves_from")
+            )
+            assert submit >= datetime.fromisoformat(first["begin"])
+            assert (loads - submit).total_seconds() == (2700.0 if start["cluster"] == "cheap" else 0.0)
+            assert serves >= loads
+    lost = sum(step["lost_to_loading_rate"] for step in told["steps"]) * told["step_s"]
+    assert lost == pytest.approx(told["schedule"]["lost_to_loading"], abs=1.0)
+    assert 0.0 < lost <= told["schedule"]["unserved"] + 1.0
+    assert [quota["limit"] for quota in told["quotas"]] == ["grant", "money"]
+    assert all(0.0 < quota["used"] <= quota["share"] for quota in told["quotas"])
+    assert told["interrupted"] is False
+
+
+def test_where_no_wait_is_known_that_is_said(tmp_path):
+    inventory = situation(tmp_path).inventory
+    queued = {name: its.model_copy(update={"kind": "slurm"}) for name, its in inventory.clusters.items()}
+    stated = queued["dear"].partitions["gpu"].model_copy(update={"queue_wait": 0.0})
+    queued["dear"] = queued["dear"].model_copy(update={"partitions": {"gpu": stated}})
+    source = SimpleNamespace(inventory=inventory.model_copy(update={"clusters": queued}))
+    notes = horizon._queue_notes(source, Lead(0.0, {("cheap", "gpu"): 90.0}))
+    assert notes == [
+        "jobs are taken to wait in the queue: cheap/gpu 1 m 30 s",
+        "no wait in the queue is known, and none is counted (`queue_wait`): spot/gpu",
+    ]
+
+
+def test_what_is_known_early_enough_is_not_late(fabric, capsys):
+    asked = ["plan", "-b", str(fabric), "--assume-empty", "--json", *DAY[:-1], "2099-12-01T00:00:00Z"]
+    assert main(asked) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["schedule"]["lost_to_loading"] == 0.0
+    assert all(start["serves_from"] <= step["begin"] for step in told["steps"] for start in step["starting"])
+
+
+def test_ctrl_c_keeps_the_best_so_far_and_says_what_was_not_searched(interrupted, folder):
+    assert main(["init", "--synthetic", "6x3x96", str(folder / "many")]) == 0
+    file = folder / "many" / "blueprint.yaml"
+    hours = "hours: [" + ", ".join(str(1 + at % 12) for at in range(24)) + "]"
+    file.write_text(re.sub(r"(      rate: [\d.]+ req/s)", rf"\1\n      {hours}", file.read_text()))
+    given = ("plan", "-b", file, "--assume-empty", "--horizon", "72h", "--at", "2020-12-01T00:00:00Z")
+    code, out, shown = interrupted("Ctrl-C takes those so far", *given, "--budget", "300s")
+    assert (code, out.count(" Dec ")) == (0, 72 + out.count("first "))
+    ours, greedy = (re.search(rf"^{way}.* ([\d,]+) +[\d,]+$", out, re.MULTILINE)[1] for way in ("this", "step by"))
+    assert int(ours.replace(",", "")) <= int(greedy.replace(",", ""))
+    copied = re.search(r"Ctrl-C: this is the best so far: (\d+) of 72 steps were not searched, and have that of", shown)
+    assert 0 < int(copied[1]) < 72
