@@ -31,8 +31,8 @@ class SurvivalRows:
     column: NewColumn
     count: Callable[[int], Terms]
     """Columns of an option's replicas."""
-    given: Mapping[int, int] | None
-    """Counts by option, where these are known."""
+    given: Mapping[int, float] | None
+    """Counts by option, where these are known; of a mean over time not whole ones."""
 
     def of(self, need: ModelNeed, mine: Sequence[int]) -> Iterator[tuple[int, float]]:
         """Adds a column for what each loss leaves unserved of each thing that has to be left; yields it and its weight.

@@ -238,7 +238,7 @@ def test_what_is_planned_fits_minute_by_minute_and_comes_to_what_is_said(seed):
             agrees(fabric, way, demands, {})
 
 
-@seeds(0, drawn=2, long=100, known=(84994840,))
+@seeds(2, drawn=0, long=100, known=(84994840,))
 def test_close_to_the_best_of_all_placements_by_that_judge(seed):
     rng = random.Random(seed)
     pools = [pool(name, nodes=nodes, price=rng.choice([1.0, 2.0])) for name, nodes in (("a", 2), ("b", 1))]
