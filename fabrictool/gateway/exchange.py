@@ -15,8 +15,7 @@ with one life, and whatever were taken out would change the same fields from els
 
 from __future__ import annotations
 
-from http import HTTPStatus
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -40,8 +39,10 @@ from fabrictool.workload.prefixes import BLOCK_TOKENS
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from fabrictool.gateway.accounts import Ticket
     from fabrictool.gateway.admission import Admission, Admitted
     from fabrictool.gateway.directory import Directory, RoutingTarget
+    from fabrictool.gateway.http import ClientConnection
     from fabrictool.gateway.metrics import GatewayMetrics
     from fabrictool.gateway.modelrequest import ModelRequest
     from fabrictool.gateway.moving import Streams
@@ -60,6 +61,7 @@ SLOW_S = 1.0
 DEADLINE_S = 600.0
 """After this a request is not tried anew."""
 CHAT_PATH = "/v1/chat/completions"
+UNAVAILABLE = 503
 CLIENT_GONE = 499
 """As nginx writes it down."""
 _OWN_ENDS = frozenset({"FT8113", "FT8115"})
@@ -71,25 +73,6 @@ _PASSED_HEADERS = frozenset({
     b"content-type", b"content-encoding", b"cache-control", b"retry-after", b"retry-after-ms", b"x-should-retry",
     b"x-accel-buffering",
 })  # fmt: skip
-
-
-class Downstream(Protocol):
-    """The connection that asked; it owns framing (chunked or sized)."""
-
-    def answer(self, answer: GatewayResponse) -> None: ...
-
-    def begin(self, status: int, headers: Headers) -> None:
-        """The head of a streamed response; it may wait for the first chunk."""
-
-    def chunk(self, data: bytes) -> None: ...
-
-    def finish(self) -> None: ...
-
-    def break_off(self) -> None:
-        """It cannot be ended properly: close the connection."""
-
-    def now(self) -> float:
-        """Seconds on a monotonic clock."""
 
 
 class Exchange:
@@ -123,6 +106,7 @@ class Exchange:
         "_streams",
         "_tail",
         "_target",
+        "_ticket",
         "_tokens",
         "_tried",
         "_upstream",
@@ -136,7 +120,7 @@ class Exchange:
     # Wide: whom it serves, what it may use, and who hears how it ended.
     def __init__(
         self,
-        client: Downstream,
+        client: ClientConnection,
         request: ModelRequest,
         rules: RoutingRules,
         directory: Directory,
@@ -145,6 +129,7 @@ class Exchange:
         admission: Admission | None = None,
         waking: Waking | None = None,
         streams: Streams | None = None,
+        ticket: Ticket | None = None,
     ) -> None:
         self._client = client
         self._request = request
@@ -158,6 +143,8 @@ class Exchange:
         """None: it waits for no replica."""
         self._streams = streams
         """None: none moves so that it gets a place, and it does not move for others."""
+        self._ticket = ticket
+        """Of what it may take, to be settled at its end; None: nothing limits it."""
         self._moves = 0
         self._left = False
         """Whether the agent that was asked last takes nothing any more."""
@@ -311,8 +298,10 @@ class Exchange:
         target = self._target
         if target is None:
             return
-        self._left = status == HTTPStatus.SERVICE_UNAVAILABLE and any(name == LEFT_HEADER for name, _ in headers)
-        full = status == HTTPStatus.SERVICE_UNAVAILABLE and any(name == _FULL_HEADER for name, _ in headers)
+        self._left = full = False
+        if status == UNAVAILABLE:
+            self._left = any(name == LEFT_HEADER for name, _ in headers)
+            full = any(name == _FULL_HEADER for name, _ in headers)
         if full:
             self._attempt_began = now  # that it took until now is no slow failure: whoever is left is asked
         elif status >= 500 and not self._left:
@@ -323,7 +312,7 @@ class Exchange:
             return
         if status < 500:
             target.ejection.answered()
-        if self._passing and status != HTTPStatus.OK:
+        if self._passing and status != 200:
             if not self._continue(str(status), now):
                 self._break("FT8106", f"{target.replica} would not go on ({status})", status=502)
             return
@@ -334,7 +323,7 @@ class Exchange:
                 kind = value.decode("latin-1")
             elif name in _PASSED_HEADERS:
                 passed.append((name.decode(), value.decode("latin-1")))
-        took_ms = f"engine;dur={1000 * (now - self._attempt_began):.0f}"
+        took_ms = f"engine;dur={int(1000.0 * (now - self._attempt_began) + 0.5)}"
         passed += [
             ("x-fabric-provider", target.provider),
             ("x-fabric-replica", target.replica),
@@ -369,7 +358,7 @@ class Exchange:
             self._partial = b""
             self._pass()
         if self._passing:
-            if not self._event_stream and self._status == HTTPStatus.OK:
+            if not self._event_stream and self._status == 200:
                 self._usage.read_end(self._tail)
             self._client.finish()
         else:
@@ -412,7 +401,10 @@ class Exchange:
         if self._streams is not None and retry_reason is None and self._rules.makes_room is not None:
             target = self._streams.make_room(self._request, able, self._admission, self._rules.makes_room, now)
         if target is None and self._admission is not None and retry_reason is None:
-            roomy = with_room(able, self.priority) if its_turn else ()
+            asked = self._request
+            roomy = (
+                with_room(able, asked.priority) if its_turn else self._admission.free(asked.model, asked.priority, able)
+            )
             able = roomy or self._admission.enter(self, able, now)
             if not able:
                 return
@@ -502,7 +494,7 @@ class Exchange:
         """The rest of the stream is asked for by this one."""
         self._drop_attempt()
         self._former_tokens = self._tokens = utterance.turn(self._tokens)
-        self._request = msgspec.structs.replace(self._request, body=body)
+        self._request = self._request.saying(body)
 
     def _break(self, code: str, reason: str, *, status: int) -> None:
         """There is no answer, or no more of it."""
@@ -659,6 +651,8 @@ class Exchange:
                 self._admission.leave(self)
             self._admission.pump(now)
         self._metrics.ended(record)
+        if self._ticket is not None:
+            self._ticket.settle(record)
         self._finished(record)
 
     def _outcome(self, record: RequestRecord) -> RequestOutcome:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from fabrictool.base.clock import Clock
     from fabrictool.gateway.keys import Consumer
+    from fabrictool.gateway.options import RequestOptions
     from fabrictool.gateway.upstream import Headers
 
 _log = logging.getLogger("fabrictool.gateway")
@@ -51,6 +52,8 @@ class ClientRequest:
     refusal: GatewayResponse | None = None
     """Decided when the head was whole; the body is then read past and not kept."""
     consumer: Consumer | None = None
+    options: RequestOptions | None = None
+    """What its head asks for, as soon as somebody looked."""
 
     def __init__(self) -> None:
         self.fields: dict[str, str] = {}

@@ -11,6 +11,7 @@ import hmac
 import math
 import re
 import secrets
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Protocol, TypeVar
 from urllib.parse import parse_qs
@@ -136,7 +137,7 @@ class KeyApi:
             return error_response(413, "FT8108", f"the request's body is over {BODY_OCTETS >> 10} KiB")
         try:
             answer = await call(request)
-            return msgspec.structs.replace(answer, headers=(*answer.headers, ("cache-control", "no-store")))
+            return replace(answer, headers=(*answer.headers, ("cache-control", "no-store")))
         except KeyRefusal as refusal:
             return error_response(refusal.status, refusal.code, refusal.text, param=refusal.param)
         except FabrictoolError as error:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from fabrictool.gateway.upstream import NOBODY, Caller, Headers
 from fabrictool.routing.admission import PATIENCE_S, STANDARD
 from fabrictool.routing.requirements import ANYTHING, Requirements
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from fabrictool.gateway.tracecontext import TraceContext
 
 PASSED_HEADERS = ("content-type", "accept", "user-agent", "anthropic-version", "anthropic-beta")
 """Beside the request's id and its trace."""
 
 
-class ModelRequest(msgspec.Struct, frozen=True):
-    """What a client wants of a model, and from whom."""
+@dataclass(slots=True)
+class ModelRequest:
+    """What a client wants of a model, and from whom; nobody changes it."""
 
     model: str
     method: str
@@ -73,24 +71,22 @@ class ModelRequest(msgspec.Struct, frozen=True):
         """About, for routing: English has four letters in a token."""
         return len(self.body) >> 2
 
+    def saying(self, body: bytes) -> ModelRequest:
+        """The same with another body."""
+        return replace(self, body=body)
+
 
 def bearer(key: str) -> str:
     """The header of Anthropic's SDKs, as one of OpenAI's."""
     return f"Bearer {key}" if key else ""
 
 
-def passed_on(fields: Mapping[str, str], request_id: str, trace: TraceContext | None) -> Headers:
-    """What an engine may see, the first of each name; `trace`: of which its answer is a part."""
-    passed = [("x-request-id", request_id)]
-    if trace is not None:
-        passed.append(("traceparent", trace.parent))
-        if trace.state:
-            passed.append(("tracestate", trace.state))
-    for name in PASSED_HEADERS:
-        value = fields.get(name)
-        if value is not None:
-            passed.append((name, value))
-    return tuple(passed)
+def passed_on(request_id: str, trace: TraceContext | None, own: Headers) -> Headers:
+    """What an engine may see: `own` headers of the client's, and the `trace` of which its answer is a part."""
+    if trace is None:
+        return (("x-request-id", request_id), *own)
+    state = (("tracestate", trace.state),) if trace.state else ()
+    return (("x-request-id", request_id), ("traceparent", trace.parent), *state, *own)
 
 
 def providers_in(lists: list[str]) -> frozenset[str] | None:

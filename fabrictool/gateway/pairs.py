@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from fabrictool.gateway.bodies import Prompted
 from fabrictool.gateway.exchange import SLOW_S, Exchange
-from fabrictool.gateway.openai import CHAT_PATHS, TRANSFER_FIELD, Prompted, with_field
+from fabrictool.gateway.openai import CHAT_PATHS, TRANSFER_FIELD, with_field
 from fabrictool.routing.candidates import ready
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ class PairExchange(Exchange):
         if target is None:
             return
         # Another attempt computes the prompt by itself: who fetched a cache has let go of it.
-        self._request = msgspec.structs.replace(whole, body=with_field(whole.body, TRANSFER_FIELD, handed))
+        self._request = whole.saying(with_field(whole.body, TRANSFER_FIELD, handed))
         super()._send(target, anew=False)
         self._request = whole
 

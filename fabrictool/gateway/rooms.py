@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from fabrictool.gateway.bodies import Computed
 from fabrictool.gateway.exchange import Exchange
-from fabrictool.gateway.openai import CHAT_PATHS, ROOM_FIELDS, Computed, GatewayResponse, error_response, with_field
+from fabrictool.gateway.openai import CHAT_PATHS, ROOM_FIELDS, GatewayResponse, error_response, with_field
 from fabrictool.gateway.pairs import HANDED_OCTETS, PairExchange
 from fabrictool.mesh.framing import LEFT_HEADER
 from fabrictool.routing.candidates import ready

@@ -74,16 +74,16 @@ def with_room(candidates: Sequence[S], priority: int) -> Sequence[S]:
     ]
 
 
-@dataclass(slots=True, eq=False)
 class Waiter(Generic[T]):
     """Somebody with a place in a queue."""
 
-    item: T
-    priority: int
-    deadline: float
-    kind: Hashable
-    """Those of a kind may go to the same replicas: where there is no room for one there is none for the next."""
-    number: int = 0
+    def __init__(self, item: T, priority: int, deadline: float, kind: Hashable) -> None:
+        """Those of a `kind` may go to the same replicas: where there is no room for one there is none for the next."""
+        self.item = item
+        self.priority = priority
+        self.deadline = deadline
+        self.kind = kind
+        self.number = 0
 
     @property
     def order(self) -> tuple[float, int]:

@@ -44,10 +44,10 @@ class Bucket:
 class Allowance:
     """The limits of one key or one model; times are seconds of a monotonic clock."""
 
-    __slots__ = ("_elsewhere", "_limits", "_open", "_requests", "_tokens", "begun", "used")
+    __slots__ = ("_concurrency", "_elsewhere", "_open", "_requests", "_tokens", "begun", "used")
 
     def __init__(self, limits: KeyLimits, now: float) -> None:
-        self._limits = limits
+        self._concurrency = limits.concurrency
         self._open = 0
         self._elsewhere: dict[str, int] = {}
         """Another process that shares these limits → how many of its requests are open."""
@@ -67,18 +67,18 @@ class Allowance:
             bucket.fill(now)
             bucket.level = min(bucket.level, rate) if bucket.per_minute else rate
             bucket.per_minute = rate
-        self._limits = limits
+        self._concurrency = limits.concurrency
 
     def refusal(self, now: float) -> tuple[Limited, float] | None:
         """What is exceeded, and after how many seconds to ask again; None: go on, and `begin`."""
-        limits = self._limits
-        if limits.concurrency and self._open + sum(self._elsewhere.values()) >= limits.concurrency:
+        elsewhere = sum(self._elsewhere.values()) if self._elsewhere else 0
+        if self._concurrency and self._open + elsewhere >= self._concurrency:
             return "concurrency", RETRY_S
-        if limits.requests_per_minute:
+        if self._requests.per_minute:
             self._requests.fill(now)
             if self._requests.level < 1:
                 return "requests", self._requests.wait(1)
-        if limits.tokens_per_minute:
+        if self._tokens.per_minute:
             self._tokens.fill(now)
             if self._tokens.level < 1:
                 return "tokens", self._tokens.wait(1)
