@@ -65,15 +65,23 @@ class Ledger(Protocol):
     def give(self, account: str, period: str, tokens: int) -> None: ...
 
 
-@dataclass(slots=True)
 class Ticket:
     """Of an admitted request, to be settled with its record, once."""
 
-    allowances: tuple[Allowance, ...]
-    purse: Purse | None
-    most: int
-    """Tokens that were set aside."""
-    octets: int
+    __slots__ = ("allowances", "most", "octets", "purse")
+
+    def __init__(
+        self,
+        allowances: tuple[Allowance, ...],
+        purse: Purse | None,
+        most: int,
+        octets: int,
+    ) -> None:
+        self.allowances: tuple[Allowance, ...] = allowances
+        self.purse: Purse | None = purse
+        self.most = most
+        """Tokens that were set aside."""
+        self.octets = octets
 
     def settle(self, record: RequestRecord) -> None:
         used = self._used(record)

@@ -422,7 +422,7 @@ class GatewayServer:
             stream=peeked.stream,
             continues=goes_on,
             added_usage=ours,
-            id=record_id,
+            record_id=record_id,
             tenant=consumer.tenant if consumer is not None else "",
             key=consumer.key if consumer is not None else "",
             at=began,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -90,14 +89,22 @@ MODEL_PATHS = CHAT_PATHS | {
 """What is passed on to a replica of the model that the body names."""
 
 
-@dataclass(slots=True)
 class GatewayResponse:
     """A whole response of the gateway's own; nobody changes it."""
 
-    status: int
-    body: bytes
-    content_type: str = "application/json"
-    headers: tuple[tuple[str, str], ...] = ()
+    __slots__ = ("body", "content_type", "headers", "status")
+
+    def __init__(
+        self,
+        status: int,
+        body: bytes,
+        content_type: str = "application/json",
+        headers: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        self.status = status
+        self.body = body
+        self.content_type = content_type
+        self.headers: tuple[tuple[str, str], ...] = headers
 
 
 _peek = msgspec.json.Decoder(RequestBody)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 
 import msgspec
 
@@ -24,20 +23,22 @@ TAIL_OCTETS = 64 * 1024
 _decoder = msgspec.json.Decoder(Figured)
 
 
-@dataclass(slots=True)
 class Usage:
     """Of one request, so far."""
 
-    prompt: int = 0
-    cached: int = 0
-    completion: int = 0
-    counted: bool = False
-    """The engine has said what all of it took, and not only its prompt."""
-    response: str = ""
-    """The id of the answer, by which a later request may refer to it."""
-    fresh: int = 0
-    """Of Anthropic's figures: the prompt without what came from a cache, or went into one."""
-    stored: int = 0
+    __slots__ = ("cached", "completion", "counted", "fresh", "prompt", "response", "stored")
+
+    def __init__(self) -> None:
+        self.prompt = 0
+        self.cached = 0
+        self.completion = 0
+        self.counted = False
+        """The engine has said what all of it took, and not only its prompt."""
+        self.response: str = ""
+        """The id of the answer, by which a later request may refer to it."""
+        self.fresh = 0
+        """Of Anthropic's figures: the prompt without what came from a cache, or went into one."""
+        self.stored = 0
 
     def read(self, text: bytes) -> bool:
         """Take the figures of one JSON text; returns whether they were all that it said, without any choice."""

@@ -12,7 +12,6 @@ and when. What a gateway that dies has in its purse is lost to the budget.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -24,13 +23,20 @@ RETRY_S = 1.0
 """Nobody knows when an open request ends."""
 
 
-@dataclass(slots=True)
 class Bucket:
     """Full at first; `level` may be negative."""
 
-    per_minute: int
-    level: float
-    at: float
+    __slots__ = ("at", "level", "per_minute")
+
+    def __init__(
+        self,
+        per_minute: int,
+        level: float,
+        at: float,
+    ) -> None:
+        self.per_minute = per_minute
+        self.level = level
+        self.at = at
 
     def fill(self, now: float) -> None:
         self.level = min(self.per_minute, self.level + (now - self.at) * self.per_minute / MINUTE_S)
