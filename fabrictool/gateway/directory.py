@@ -53,9 +53,9 @@ class RoutingTarget:
 
     __slots__ = (
         "by_priority", "connector", "context", "declared_slots", "device", "ejection", "engine", "failures", "foreign",
-        "in_flight", "key", "kv_use", "labelled_as", "labels", "meets_at", "model", "pairing", "phase", "precision",
-        "provider", "replica", "requests", "running", "shares", "site", "slots", "steps", "tpot_s", "ttft_s", "waiting",
-        "weighed_as", "weight",
+        "in_flight", "introduction", "key", "kv_use", "labelled_as", "labels", "meets_at", "model", "pairing", "phase",
+        "precision", "provider", "replica", "requests", "running", "shares", "site", "slots", "steps", "tpot_s",
+        "ttft_s", "waiting", "weighed_as", "weight",
     )  # fmt: skip
 
     # Wide: all that is known of a replica.
@@ -88,6 +88,8 @@ class RoutingTarget:
         self.provider = provider
         self.connector: Connector = connector
         self.replica = replica
+        self.introduction = f"x-fabric-provider: {provider}\r\nx-fabric-replica: {replica}\r\n"
+        """Headers of its answers that say whose they are."""
         self.context = context
         self.weight = weight
         self.weighed_as = weighed_as

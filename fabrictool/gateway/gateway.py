@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import secrets
 from collections import deque
@@ -142,7 +141,7 @@ class GatewayServer:
         self.spec_mark = ""
         """Of the spec that is in force."""
         self._ids = f"-{secrets.token_urlsafe(8)}"
-        self._next_id = itertools.count()
+        self._next_id = 0
 
     # -- lifecycle --------------------------------------------------------------------------------------------
 
@@ -327,7 +326,9 @@ class GatewayServer:
 
     def new_id(self) -> str:
         """Unique among all gateways."""
-        return f"{next(self._next_id):x}{self._ids}"
+        number = self._next_id
+        self._next_id = number + 1
+        return f"{number}{self._ids}"
 
     def handle(self, request: ClientRequest, connection: ClientConnection) -> GatewayResponse | Answering:
         """The answer to a request, or the exchange that will make it."""

@@ -199,10 +199,13 @@ class ClientConnection:
     # -- Client, for exchanges --------------------------------------------------------------------------------
 
     def answer(self, answer: GatewayResponse) -> None:
-        headers = (("content-type", answer.content_type), ("content-length", str(len(answer.body))), *answer.headers)
-        head = self._head(answer.status, headers)
+        self.deliver(answer.status, answer.content_type, lines_of(answer.headers), answer.body)
+
+    def deliver(self, status: int, kind: str, lines: str, body: bytes) -> None:
+        """A whole answer; `kind`: its content type, `lines`: its other headers, as they are written."""
+        head = self._head(status, f"content-type: {kind}\r\ncontent-length: {len(body)}\r\n{lines}")
         bare = self._current is not None and self._current.method == "HEAD"
-        self._transport.write(head if bare else head + answer.body)
+        self._transport.write(head if bare else head + body)
         self._done()
 
     def proceed(self, ask: Callable[[], GatewayResponse | Answering]) -> None:
@@ -212,13 +215,15 @@ class ClientConnection:
         except Exception:  # noqa: BLE001 - httptools would take it for the client's mistake and answer nobody
             self._fail()
 
-    def begin(self, status: int, headers: Headers) -> None:
-        """The head of a streamed response; to HTTP/1.0 only the end of the connection can end it."""
+    def begin(self, status: int, kind: str, lines: str) -> None:
+        """The head of a streamed response, which waits for the first chunk; to HTTP/1.0 only the end of the connection
+        can end it.
+        """
         if self._current is not None and self._current.http10:
             self._current.keep_alive = False
-            self._begun = self._head(status, headers)
+            self._begun = self._head(status, f"content-type: {kind}\r\n{lines}")
         else:
-            self._begun = self._head(status, (*headers, ("transfer-encoding", "chunked")))
+            self._begun = self._head(status, f"content-type: {kind}\r\n{lines}transfer-encoding: chunked\r\n")
 
     def chunk(self, data: bytes) -> None:
         if self._current is None or not self._current.http10:
@@ -446,12 +451,11 @@ class ClientConnection:
         else:
             self._transport.resume_reading()
 
-    def _head(self, status: int, headers: Headers) -> bytes:
+    def _head(self, status: int, lines: str) -> bytes:
         request = self._current
         if request is not None and self._handler.draining:
             request.keep_alive = False
         last = "connection: close\r\n\r\n" if self._broken or request is None or not request.keep_alive else "\r\n"
-        lines = "".join([f"{name}: {value}\r\n" for name, value in headers])
         first = _FIRST_LINES.get(status) or f"HTTP/1.1 {status} Status\r\n"
         return f"{first}x-request-id: {self.request_id}\r\n{lines}{last}".encode("latin-1", "replace")
 
@@ -465,6 +469,11 @@ class ClientConnection:
             self.request_id = self.request_id or self._handler.new_id()
             path = self.receiving.target.partition("?")[0]
             self.answer(error_response(status, code, message, headers=headers, path=path))
+
+
+def lines_of(headers: Headers) -> str:
+    """As they are written."""
+    return "".join([f"{name}: {value}\r\n" for name, value in headers])
 
 
 def _wrong_head(request: ClientRequest, *, upgrade: bool) -> str:

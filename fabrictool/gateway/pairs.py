@@ -91,7 +91,7 @@ class PairExchange(Exchange):
         if self._prefiller is None:
             super().head(status, headers)
             if self._handed_by:
-                self._answer_headers = (*self._answer_headers, (HANDED_HEADER, self._handed_by))
+                self._answer_lines += f"{HANDED_HEADER}: {self._handed_by}\r\n"
             return
         self.last_activity = now = self._client.now()
         if status >= 500:

@@ -15,7 +15,8 @@ from fabrictool.base.errors import InvalidInputError
 from fabrictool.base.runfolder import RunFolder
 from fabrictool.domain.specs import GatewaySpec, HostPort, encode_spec, mark_of
 from fabrictool.gateway.gateway import GatewayServer
-from fabrictool.gateway.keys import KeyRow, encode_keys, hash_key, keys_digest, pseudonym_of
+from fabrictool.gateway.keyfile import KeyRow, encode_keys
+from fabrictool.gateway.keys import hash_key, keys_digest, pseudonym_of
 from fabrictool.gateway.reloading import Reloading
 from fabrictool.gateway.run import SCRAPED, _rules, run_on_mesh
 from fabrictool.gateway.tails import OF_A_SESSION_KEPT, SESSIONS_KEPT, Tails
