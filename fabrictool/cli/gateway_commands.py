@@ -44,7 +44,7 @@ def run(
     from fabrictool.gateway.clienttls import ClientTls
     from fabrictool.gateway.keys import read_keys
     from fabrictool.gateway.loop import run_loop
-    from fabrictool.gateway.run import run_on_list
+    from fabrictool.gateway.runlist import run_on_list
     from fabrictool.gateway.staticlist import read_registry
 
     host, port = split_address(listen)

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from pathlib import Path
 
-SEGMENT_OCTETS = 4 * 1024 * 1024
+SEGMENT_OCTETS = 1024 * 1024
+"""Two of them are in memory: the one that is written, and the next."""
 _POPULATE_WRITE = 23
 """MADV_POPULATE_WRITE of madvise(2). MAP_POPULATE only reads the pages of a shared mapping."""
 _NAME = re.compile(r"([0-9]{8})\.log")

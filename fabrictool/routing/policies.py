@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, TypeVar
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.base.plugins import ROUTING_POLICIES as PLUGINS
 from fabrictool.base.plugins import plugin_names
-from fabrictool.domain.blueprint import ROUTING_POLICIES
 from fabrictool.routing.headroom import HeadroomPolicy, PackingPolicy
 from fabrictool.routing.plugins import plugged_in
 from fabrictool.routing.protocol import ANY_REQUEST, LOST, Candidate, PolicyMeans, StreamTarget
@@ -205,7 +204,7 @@ def targets_of(seconds: Mapping[str, tuple[float | None, float | None]]) -> dict
 
 def policy_names() -> tuple[str, ...]:
     """Those that come with fabrictool, then those that are installed here."""
-    return (*ROUTING_POLICIES, *(name for name in plugin_names(PLUGINS) if name not in _MADE_BY))
+    return (*_MADE_BY, *(name for name in plugin_names(PLUGINS) if name not in _MADE_BY))
 
 
 def routing_policy(

@@ -22,7 +22,8 @@ from fabrictool.gateway.keyfile import KeyRow, encode_keys
 from fabrictool.gateway.keys import Consumer, Keyring, hash_key
 from fabrictool.gateway.openai import GatewayResponse, peek
 from fabrictool.gateway.records import RequestRecord
-from fabrictool.gateway.run import run_on_list, run_on_mesh
+from fabrictool.gateway.run import run_on_mesh
+from fabrictool.gateway.runlist import run_on_list
 from fabrictool.gateway.staticlist import StaticNode, StaticRegistry
 from fabrictool.gateway.store import RecordStore
 from fabrictool.gateway.storeprocess import StoreProcess
