@@ -13,7 +13,7 @@ import math
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
@@ -30,27 +30,27 @@ if TYPE_CHECKING:
     from fabrictool.gateway.openai import Peek
     from fabrictool.gateway.records import RequestRecord
 
-BLOCKS = 50
+BLOCKS: Final = 50
 """A purse holds this part of a budget, or what its largest request needs."""
-TURN_S = 5.0
-DAY_S = 86400
-IDLE_S = 60.0
+TURN_S: Final = 5.0
+DAY_S: Final = 86400
+IDLE_S: Final = 60.0
 """A purse that nobody has used for so long is given back: another gateway's clients may want it."""
-TEMPLATE_TOKENS = 1024
+TEMPLATE_TOKENS: Final = 1024
 """Of what an engine puts around a prompt by itself, such as a default system message and the frame of tools."""
-OCTETS_A_TOKEN = 3
+OCTETS_A_TOKEN: Final = 3
 """Of a prompt whose engine did not say how many tokens it had; most text has four and more."""
-_MEDIA = re.compile(rb'"(?:image(?:_url)?|input_(?:image|audio|file)|audio_url|video_url|file)"')
+_MEDIA: Final = re.compile(rb'"(?:image(?:_url)?|input_(?:image|audio|file)|audio_url|video_url|file)"')
 """Their tokens are not bounded by the octets that name them."""
-_ESCAPES = re.compile(rb"\\u00(?:5[fF]|[46][1-9a-fA-F]|[57][0-9aA])")
+_ESCAPES: Final = re.compile(rb"\\u00(?:5[fF]|[46][1-9a-fA-F]|[57][0-9aA])")
 """A letter that is written so may hide one of these names. Two expressions, each with octets that it begins with: such
 a one is looked for ten times as fast."""
-_LIMITED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
+_LIMITED_PATHS: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
 """What is asked there has answers of many tokens. Only a path's own limit holds: another's is passed over by some
 engines."""
-_OWN_LIMIT = b'"n_predict"'
+_OWN_LIMIT: Final = b'"n_predict"'
 """Of one engine, and stronger than ours."""
-_PAIRED_PATHS = frozenset({"/v1/rerank", "/v1/score"})
+_PAIRED_PATHS: Final = frozenset({"/v1/rerank", "/v1/score"})
 """A text is computed anew with each of the others."""
 
 _log = logging.getLogger("fabrictool.gateway")

@@ -6,7 +6,7 @@ is sent on by the end of another request; a tick every second looks after deadli
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from fabrictool.routing.admission import LIMIT, PRIORITIES, STANDARD, AdmissionQueue, Busy, Waiter, with_room
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from fabrictool.gateway.directory import RoutingTarget
 
-PRIORITY_HEADER = "x-fabric-priority"
-MAX_WAIT_HEADER = "x-fabric-max-wait"
-LONGEST_WAIT_S = 3600
+PRIORITY_HEADER: Final = "x-fabric-priority"
+MAX_WAIT_HEADER: Final = "x-fabric-max-wait"
+LONGEST_WAIT_S: Final = 3600
 
 
 class Admitted(Protocol):

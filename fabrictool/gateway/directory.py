@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from fabrictool.domain.specs import Pairing, Phase, label_key, weight_key
 from fabrictool.gateway.upstream import Connector, TunnelConnector
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 
 Entitlement = tuple[str, TrustPolicy, str | None, frozenset[str] | None, Requirements | None, bool]
-ENTITLED_KEPT = 4096
-CHAINS_KEPT = 10_000
+ENTITLED_KEPT: Final = 4096
+CHAINS_KEPT: Final = 10_000
 """Answers that a later request may refer to; the oldest are forgotten."""
-SERVICE_OCTETS = 16
+SERVICE_OCTETS: Final = 16
 """Of a service's id; in the key of an adapter's target its name follows."""
-NEWS = 0.1
+NEWS: Final = 0.1
 """What the last stream counts in a moving mean."""
-MISSED_KEPT = 10_000
-MISSED_S = 600.0
+MISSED_KEPT: Final = 10_000
+MISSED_S: Final = 600.0
 """After its last replica was lost a model that is not planned is missed for so long; then it counts as not there."""
 
 

@@ -15,7 +15,7 @@ with one life, and whatever were taken out would change the same fields from els
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -54,22 +54,22 @@ if TYPE_CHECKING:
     from fabrictool.routing.candidates import Refusal
     from fabrictool.routing.headroom import HeadroomPolicy
 
-HOLD_OCTETS = 8 * 1024 * 1024
+HOLD_OCTETS: Final = 8 * 1024 * 1024
 """A JSON answer larger than this is passed on as it comes."""
-SLOW_S = 1.0
+SLOW_S: Final = 1.0
 """An attempt that failed after longer counts against the retries that a fabric allows."""
-DEADLINE_S = 600.0
+DEADLINE_S: Final = 600.0
 """After this a request is not tried anew."""
-CHAT_PATH = "/v1/chat/completions"
-UNAVAILABLE = 503
-CLIENT_GONE = 499
+CHAT_PATH: Final = "/v1/chat/completions"
+UNAVAILABLE: Final = 503
+CLIENT_GONE: Final = 499
 """As nginx writes it down."""
-_OWN_ENDS = frozenset({"FT8113", "FT8115"})
+_OWN_ENDS: Final = frozenset({"FT8113", "FT8115"})
 """Of a request that no replica is to blame for."""
-_EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
-_FULL_HEADER = FULL_HEADER.encode()
-_RETRIED_STATUS = frozenset({502, 503, 504})
-_PASSED_HEADERS = frozenset({
+_EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n")
+_FULL_HEADER: Final = FULL_HEADER.encode()
+_RETRIED_STATUS: Final = frozenset({502, 503, 504})
+_PASSED_HEADERS: Final = frozenset({
     b"content-type", b"content-encoding", b"cache-control", b"retry-after", b"retry-after-ms", b"x-should-retry",
     b"x-accel-buffering",
 })  # fmt: skip

@@ -12,7 +12,7 @@ import logging
 import secrets
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from fabrictool import __version__
 from fabrictool.base.errors import FabrictoolError
@@ -78,13 +78,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("fabrictool.gateway")
 
-TICK_S = 1.0
-HANDSHAKE_S = 10.0
-OWN_FILES = 64
+TICK_S: Final = 1.0
+HANDSHAKE_S: Final = 10.0
+OWN_FILES: Final = 64
 """Open beside those of requests."""
-FILL_S = 30.0
+FILL_S: Final = 30.0
 """After its start a gateway answers 503 for models that it does not know: by then its agents have dialled again."""
-EVENTS_KEPT = 200
+EVENTS_KEPT: Final = 200
 
 
 class GatewayServer:

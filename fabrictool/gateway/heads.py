@@ -8,11 +8,12 @@ what is not known again, or is not whole, goes to llhttp as ever.
 from __future__ import annotations
 
 import re
+from typing import Final
 
-MOST_DIGITS = 8
+MOST_DIGITS: Final = 8
 """Of a body that is taken so."""
-_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,8})(?=\r\n)", re.IGNORECASE)
-_END = b"\r\n\r\n"
+_LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,8})(?=\r\n)", re.IGNORECASE)
+_END: Final = b"\r\n\r\n"
 
 
 class KnownHead:

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import logging
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 import httptools
 
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("fabrictool.gateway")
 
-MAX_HEAD_OCTETS = 64 * 1024
-HIGH_WATER = 64 * 1024
+MAX_HEAD_OCTETS: Final = 64 * 1024
+HIGH_WATER: Final = 64 * 1024
 """Octets that may wait for a slow client before its replica is paused."""
-PIPELINE = 16
-IDLE_CLIENT_S = 75.0
+PIPELINE: Final = 16
+IDLE_CLIENT_S: Final = 75.0
 """A client may be silent between requests, or take nothing of its answer, for this long."""
-HEAD_S = 30.0
-REQUEST_S = 300.0
+HEAD_S: Final = 30.0
+REQUEST_S: Final = 300.0
 """A whole request must have come by then: 32 MiB at 1 Mbit/s take 268 s."""
-HEADS_LEARNED = 3
+HEADS_LEARNED: Final = 3
 """Of a connection on end, of which none came again: a client whose every head differs is not looked at any longer."""
-_NEVER_KNOWN = frozenset({"expect", "transfer-encoding", "upgrade"})
-_VERSIONS = ("1.1", "1.0")
-field_name = functools.lru_cache(maxsize=1024)(lambda name: name.decode("latin-1").lower())
+_NEVER_KNOWN: Final = frozenset({"expect", "transfer-encoding", "upgrade"})
+_VERSIONS: Final = ("1.1", "1.0")
+field_name: Final = functools.lru_cache(maxsize=1024)(lambda name: name.decode("latin-1").lower())
 """A header's name as text in lower case: all requests have the same few."""
-_FIRST_LINES = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n" for status in HTTPStatus}
+_FIRST_LINES: Final = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n" for status in HTTPStatus}
 
 
 class ClientRequest:

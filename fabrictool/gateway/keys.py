@@ -10,7 +10,7 @@ import hashlib
 import hmac
 import secrets
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from fabrictool.base.clock import Clock
     from fabrictool.domain.terms import Terms
 
-SCRYPT_COST = 2**14
+SCRYPT_COST: Final = 2**14
 """Memory and time of the digest (scrypt's N, RFC 7914): it stands in plans, which others read, and keys that people
 made up can be guessed."""
-PSEUDONYMS_KEPT = 4096
-KEY_DIGITS = 12
-NO_TERMS: Mapping[str, Terms] = MappingProxyType({})
+PSEUDONYMS_KEPT: Final = 4096
+KEY_DIGITS: Final = 12
+NO_TERMS: Final[Mapping[str, Terms]] = MappingProxyType({})
 
 
 class Consumer:

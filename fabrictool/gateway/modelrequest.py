@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from fabrictool.gateway.upstream import NOBODY, Caller, Headers
 from fabrictool.routing.admission import PATIENCE_S, STANDARD
@@ -11,7 +11,7 @@ from fabrictool.routing.requirements import ANYTHING, Requirements
 if TYPE_CHECKING:
     from fabrictool.gateway.tracecontext import TraceContext
 
-PASSED_HEADERS = ("content-type", "accept", "user-agent", "anthropic-version", "anthropic-beta")
+PASSED_HEADERS: Final = ("content-type", "accept", "user-agent", "anthropic-version", "anthropic-beta")
 """Beside the request's id and its trace."""
 
 

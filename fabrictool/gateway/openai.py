@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -11,9 +11,9 @@ from fabrictool.gateway.bodies import Message, RequestBody, StreamOptions
 if TYPE_CHECKING:
     from fabrictool.gateway.keys import Keyring
 
-BEGINNING_OCTETS = 1024
+BEGINNING_OCTETS: Final = 1024
 """Of a prompt that is one text."""
-MAX_BODY_OCTETS = 32 * 1024 * 1024
+MAX_BODY_OCTETS: Final = 32 * 1024 * 1024
 
 
 class Peek:
@@ -76,13 +76,13 @@ class Peek:
         return most
 
 
-TRANSFER_FIELD = "kv_transfer_params"
+TRANSFER_FIELD: Final = "kv_transfer_params"
 """By which vLLM's servers hand a prompt's cache to one another: from whom, and which blocks."""
-ROOM_FIELDS = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
+ROOM_FIELDS: Final = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
 """By which SGLang's servers find one another for a prompt: where, and under which number."""
-CHAT_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+CHAT_PATHS: Final = frozenset({"/v1/chat/completions", "/v1/completions"})
 """Those whose streams end with figures of usage if one asks for them."""
-MODEL_PATHS = CHAT_PATHS | {
+MODEL_PATHS: Final = CHAT_PATHS | {
     "/v1/embeddings", "/v1/responses", "/v1/rerank", "/v1/score", "/v1/messages", "/v1/messages/count_tokens",
     "/tokenize", "/detokenize",
 }  # fmt: skip
@@ -107,9 +107,9 @@ class GatewayResponse:
         self.headers: tuple[tuple[str, str], ...] = headers
 
 
-_peek = msgspec.json.Decoder(RequestBody)
-_messages = msgspec.json.Decoder(list[Message])
-_fields: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_peek: Final = msgspec.json.Decoder(RequestBody)
+_messages: Final = msgspec.json.Decoder(list[Message])
+_fields: Final[msgspec.json.Decoder[dict[str, Any]]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def peek(body: bytes, path: str) -> Peek | GatewayResponse:
@@ -153,14 +153,14 @@ def renamed(peeked: Peek, body: bytes, model: str, path: str) -> tuple[Peek | Ga
     return peeked, body
 
 
-_TYPES = {
+_TYPES: Final = {
     400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
     429: "rate_limit_error",
 }
-_CODES = {
+_CODES: Final = {
     "FT8101": "invalid_json",
     "FT8102": "invalid_api_key",
     "FT8103": "model_not_found",
@@ -192,7 +192,7 @@ _CODES = {
 }
 
 
-_ANTHROPICS_TYPES = {413: "request_too_large", 503: "overloaded_error", 504: "timeout_error"}
+_ANTHROPICS_TYPES: Final = {413: "request_too_large", 503: "overloaded_error", 504: "timeout_error"}
 """Where Anthropic's word is another one."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from fabrictool.gateway.admission import longest_wait, priority_of
 from fabrictool.gateway.continuing import wants_continuation
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
     from fabrictool.gateway.upstream import Headers
 
-PROVIDERS_HEADER = "x-fabric-providers"
+PROVIDERS_HEADER: Final = "x-fabric-providers"
 """A client's own allowlist: comma-separated providers; it narrows its group's list and never widens it."""
-RECORD_HEADER = "x-fabric-record"
+RECORD_HEADER: Final = "x-fabric-record"
 """``no``: not to be recorded, where the fabric lets its clients ask for that."""
 
 

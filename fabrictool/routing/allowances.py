@@ -12,14 +12,14 @@ and when. What a gateway that dies has in its purse is lost to the budget.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 if TYPE_CHECKING:
     from fabrictool.domain.terms import KeyLimits
 
 Limited = Literal["requests", "tokens", "concurrency"]
-MINUTE_S = 60.0
-RETRY_S = 1.0
+MINUTE_S: Final = 60.0
+RETRY_S: Final = 1.0
 """Nobody knows when an open request ends."""
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.base.plugins import ROUTING_POLICIES as PLUGINS
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound=Candidate)
 
-GOLDEN = 0.6180339887498949
-CREDITS_KEPT = 4096
+GOLDEN: Final = 0.6180339887498949
+CREDITS_KEPT: Final = 4096
 """Candidates, of all models and of those that are gone, whose turns are remembered."""
-ANSWER_TOKENS = 256.0
+ANSWER_TOKENS: Final = 256.0
 """What an answer is thought to cost before any was seen."""
-MEMORY = 0.95
+MEMORY: Final = 0.95
 """Of a moving mean, at each sample."""
 
 
@@ -179,7 +179,7 @@ class PowerOfTwoPolicy:
         return work + max(0.0, candidate.load - number) * self._middling
 
 
-_MADE_BY: dict[str, Callable[[PolicyMeans], RoutingPolicy]] = {
+_MADE_BY: Final[dict[str, Callable[[PolicyMeans], RoutingPolicy]]] = {
     "least-loaded": lambda means: LeastLoadedPolicy(means.rng),
     "random": lambda means: RandomPolicy(means.rng),
     "round-robin": lambda _: RoundRobinPolicy(),
