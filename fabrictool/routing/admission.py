@@ -23,7 +23,7 @@ Priority = Literal["interactive", "standard", "batch"]
 PRIORITIES: Final[tuple[Priority, ...]] = ("interactive", "standard", "batch")
 """The most important first; elsewhere a class is its index here."""
 INTERACTIVE, STANDARD, BATCH = range(3)
-PATIENCE_S: Final = (30.0, 120.0, 600.0)
+PATIENCE_S = (30.0, 120.0, 600.0)
 """How long a request of a class waits at most, if it does not say."""
 LIMIT = 1024
 """Requests of one model that may wait."""
@@ -36,7 +36,7 @@ LEARNED: Final = 8
 NEWS: Final = 0.1
 SURE: Final = 1.25
 """Who is expected to wait nearly as long as he may is refused: an expectation is too short half of the time."""
-RETRY_S: Final = (1.0, 60.0)
+RETRY_S = (1.0, 60.0)
 _LAST: Final = sys.maxsize
 
 
