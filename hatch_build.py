@@ -3,8 +3,8 @@
 The modules are ordinary Python and stay in the wheel: who has another Python, or another processor, runs them as they
 are. None of them may hold a msgspec.Struct, which is compiled already, nor be a base of a class that is not here, whose
 methods compiled callers would not see. What is made for each request is no dataclass with slots, and no generic one:
-dataclasses make another class of it, with Python's attributes. Constants are `Final`, or they are looked up by name; but
-no tuples of numbers, which mypyc of mypy 2.4 finds unset.
+dataclasses make another class of it, with Python's attributes. Constants are `Final`, or they are looked up by name;
+but no tuples of numbers, which mypyc of mypy 2.4 finds unset.
 """
 
 from __future__ import annotations
