@@ -44,7 +44,7 @@ def run(
     from fabrictool.gateway.clienttls import ClientTls
     from fabrictool.gateway.keys import read_keys
     from fabrictool.gateway.loop import run_loop
-    from fabrictool.gateway.run import run_on_list
+    from fabrictool.gateway.runlist import run_on_list
     from fabrictool.gateway.staticlist import read_registry
 
     host, port = split_address(listen)
@@ -81,7 +81,8 @@ def create(
 
     from fabrictool.base.files import write_atomic
     from fabrictool.cli.output import data, say
-    from fabrictool.gateway.keys import KeyRow, encode_keys, hash_key, new_key, read_rows
+    from fabrictool.gateway.keyfile import KeyRow, encode_keys, read_rows
+    from fabrictool.gateway.keys import hash_key, new_key
 
     rows = read_rows(file) if file.exists() else []
     key = new_key()

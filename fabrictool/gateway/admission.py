@@ -6,7 +6,7 @@ is sent on by the end of another request; a tick every second looks after deadli
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from fabrictool.routing.admission import LIMIT, PRIORITIES, STANDARD, AdmissionQueue, Busy, Waiter, with_room
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from fabrictool.gateway.directory import RoutingTarget
 
-PRIORITY_HEADER = "x-fabric-priority"
-MAX_WAIT_HEADER = "x-fabric-max-wait"
-LONGEST_WAIT_S = 3600
+PRIORITY_HEADER: Final = "x-fabric-priority"
+MAX_WAIT_HEADER: Final = "x-fabric-max-wait"
+LONGEST_WAIT_S: Final = 3600
 
 
 class Admitted(Protocol):
@@ -67,12 +67,13 @@ class Admission:
 
     def enter(self, request: Admitted, able: Sequence[RoutingTarget], now: float) -> Sequence[RoutingTarget]:
         """Those of `able` that have room for it; none: it waits, or was refused."""
-        queue = self._queues.get(request.model)
+        model = request.model
+        free = self.free(model, request.priority, able)
+        if free:
+            return free
+        queue = self._queues.get(model)
         if queue is None:
-            free = with_room(able, request.priority)
-            if free:
-                return free
-            queue = self._queues[request.model] = self._kept.setdefault(request.model, AdmissionQueue(LIMIT))
+            queue = self._queues[model] = self._kept.setdefault(model, AdmissionQueue(LIMIT))
         busy, gone = queue.offer(request.waiter, now)
         if gone is not None:
             gone.item.refused(Busy(full=True, retry_after_s=queue.retry_after_s(gone.priority, now)))
@@ -82,6 +83,10 @@ class Admission:
         else:
             self.pump(now)
         return ()
+
+    def free(self, model: str, priority: int, able: Sequence[RoutingTarget]) -> Sequence[RoutingTarget]:
+        """Those of `able` that have room for a request of that class; none where others wait for the model."""
+        return () if model in self._queues else with_room(able, priority)
 
     def is_first(self, model: str, priority: int) -> bool:
         """Whether nobody waits for the model who would come before one of that class."""
@@ -126,15 +131,21 @@ def _has_room(waiter: Waiter[Admitted]) -> bool:
     return not able or bool(with_room(able, waiter.priority))
 
 
-def priority_of(headers: Mapping[str, str], limit: int | None) -> int | str:
-    """A request's class: what it asks for, no more important than `limit` (None: none is set); or what is wrong."""
+def priority_of(headers: Mapping[str, str]) -> int | str | None:
+    """The class that a request asks for; None: it does not; or what is wrong."""
     word = headers.get(PRIORITY_HEADER)
     if word is None:
-        return STANDARD if limit is None else limit
+        return None
     if word not in PRIORITIES:
         return f"{PRIORITY_HEADER} is one of {', '.join(PRIORITIES)}, not {word!r}"
-    asked = PRIORITIES.index(word)
-    return asked if limit is None else max(asked, limit)
+    return PRIORITIES.index(word)
+
+
+def priority_within(limit: int | None, asked: int | None) -> int:
+    """A request's class: what it asks for, no more important than `limit` (None: none is set)."""
+    if limit is None:
+        return STANDARD if asked is None else asked
+    return limit if asked is None else max(asked, limit)
 
 
 def longest_wait(headers: Mapping[str, str]) -> float | str | None:

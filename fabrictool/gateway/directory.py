@@ -8,9 +8,9 @@ from __future__ import annotations
 import ipaddress
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from fabrictool.domain.specs import Pairing, Phase, label_key, weight_key
 from fabrictool.gateway.upstream import Connector, TunnelConnector
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 
 Entitlement = tuple[str, TrustPolicy, str | None, frozenset[str] | None, Requirements | None, bool]
-ENTITLED_KEPT = 4096
-CHAINS_KEPT = 10_000
+ENTITLED_KEPT: Final = 4096
+CHAINS_KEPT: Final = 10_000
 """Answers that a later request may refer to; the oldest are forgotten."""
-SERVICE_OCTETS = 16
+SERVICE_OCTETS: Final = 16
 """Of a service's id; in the key of an adapter's target its name follows."""
-NEWS = 0.1
+NEWS: Final = 0.1
 """What the last stream counts in a moving mean."""
-MISSED_KEPT = 10_000
-MISSED_S = 600.0
+MISSED_KEPT: Final = 10_000
+MISSED_S: Final = 600.0
 """After its last replica was lost a model that is not planned is missed for so long; then it counts as not there."""
 
 
@@ -48,52 +48,85 @@ class Unmet:
     words: str
 
 
-@dataclass(slots=True, eq=False)
 class RoutingTarget:
     """One replica as this gateway sees it; a ``routing.protocol.Candidate``."""
 
-    key: bytes
-    model: str
-    provider: str
-    connector: Connector
-    replica: str
-    context: int = 0
-    weight: float = 1.0
-    weighed_as: str = ""
-    """Its `weight_key` without a variant; "" of one whose weight its list says."""
-    device: str = ""
-    precision: str = ""
-    engine: str = ""
-    phase: Phase = "unified"
-    pairing: Pairing = "relayed"
-    meets_at: tuple[str, int] | None = None
-    """Of one that computes prompts ``together``: where the others find it, for their ears alone."""
-    site: str = ""
-    labels: frozenset[str] = frozenset()
-    labelled_as: str = ""
-    """Its `label_key`; "" of one whose labels its list says."""
-    in_flight: int = 0
-    running: int = 0
-    waiting: int = 0
-    kv_use: float = 0.0
-    foreign: int = 0
-    """Open requests of other gateways, counted by its agent: the engine's own figures are older than ours."""
-    requests: int = 0
-    failures: int = 0
-    ttft_s: float | None = None
-    """To the first octet of streams, a moving mean of what this gateway saw; None: it saw none."""
-    tpot_s: float | None = None
-    steps: MeasuredSteps | None = None
-    """How long its steps take, as measured before it served."""
-    by_priority: bool = False
-    """Its engine serves requests by their ``priority``."""
-    slots: int = 0
-    """Requests that it works on at the same time, as declared or as its engine's queue showed; 0: unknown."""
-    declared_slots: int = 0
-    ejection: Ejection = field(default_factory=Ejection)
-    """One for all targets of a server."""
-    shares: list[RoutingTarget] = field(default_factory=list)
-    """The same server's targets for its other models: their requests load it too."""
+    __slots__ = (
+        "by_priority", "connector", "context", "declared_slots", "device", "ejection", "engine", "failures", "foreign",
+        "in_flight", "introduction", "key", "kv_use", "labelled_as", "labels", "meets_at", "model", "pairing", "phase",
+        "precision", "provider", "replica", "requests", "running", "shares", "site", "slots", "steps", "tpot_s",
+        "ttft_s", "waiting", "weighed_as", "weight",
+    )  # fmt: skip
+
+    # Wide: all that is known of a replica.
+    def __init__(
+        self,
+        key: bytes,
+        model: str,
+        provider: str,
+        connector: Connector,
+        replica: str,
+        context: int = 0,
+        weight: float = 1.0,
+        weighed_as: str = "",
+        device: str = "",
+        precision: str = "",
+        engine: str = "",
+        phase: Phase = "unified",
+        pairing: Pairing = "relayed",
+        meets_at: tuple[str, int] | None = None,
+        site: str = "",
+        labels: frozenset[str] = frozenset(),
+        labelled_as: str = "",
+        steps: MeasuredSteps | None = None,
+        by_priority: bool = False,
+        slots: int = 0,
+        declared_slots: int = 0,
+    ) -> None:
+        self.key = key
+        self.model = model
+        self.provider = provider
+        self.connector: Connector = connector
+        self.replica = replica
+        self.introduction = f"x-fabric-provider: {provider}\r\nx-fabric-replica: {replica}\r\n"
+        """Headers of its answers that say whose they are."""
+        self.context = context
+        self.weight = weight
+        self.weighed_as = weighed_as
+        """Its `weight_key` without a variant; "" of one whose weight its list says."""
+        self.device = device
+        self.precision = precision
+        self.engine = engine
+        self.phase: Phase = phase
+        self.pairing: Pairing = pairing
+        self.meets_at: tuple[str, int] | None = meets_at
+        """Of one that computes prompts ``together``: where the others find it, for their ears alone."""
+        self.site = site
+        self.labels: frozenset[str] = labels
+        self.labelled_as = labelled_as
+        """Its `label_key`; "" of one whose labels its list says."""
+        self.in_flight = 0
+        self.running = 0
+        self.waiting = 0
+        self.kv_use = 0.0
+        self.foreign = 0
+        """Open requests of other gateways, counted by its agent: the engine's own figures are older than ours."""
+        self.requests = 0
+        self.failures = 0
+        self.ttft_s: float | None = None
+        """To the first octet of streams, a moving mean of what this gateway saw; None: it saw none."""
+        self.tpot_s: float | None = None
+        self.steps: MeasuredSteps | None = steps
+        """How long its steps take, as measured before it served."""
+        self.by_priority = by_priority
+        """Its engine serves requests by their ``priority``."""
+        self.slots = slots
+        """Requests that it works on at the same time, as declared or as its engine's queue showed; 0: unknown."""
+        self.declared_slots = declared_slots
+        self.ejection: Ejection = Ejection()
+        """One for all targets of a server."""
+        self.shares: list[RoutingTarget] = []
+        """The same server's targets for its other models: their requests load it too."""
 
     @property
     def in_rooms(self) -> bool:

@@ -15,15 +15,14 @@ with one life, and whatever were taken out would change the same fields from els
 
 from __future__ import annotations
 
-from http import HTTPStatus
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from fabrictool.engines.protocol import FULL_HEADER
 from fabrictool.gateway.continuing import CONTINUING_ENGINES, Utterance, continued_here
 from fabrictool.gateway.directory import Unmet
-from fabrictool.gateway.openai import GatewayResponse, error_event, error_response, no_such_model
+from fabrictool.gateway.openai import error_event, error_response, no_such_model
 from fabrictool.gateway.patience import IDLE_UPSTREAM_S
 from fabrictool.gateway.ranking import ranked
 from fabrictool.gateway.records import RequestRecord
@@ -40,56 +39,40 @@ from fabrictool.workload.prefixes import BLOCK_TOKENS
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from fabrictool.gateway.accounts import Ticket
     from fabrictool.gateway.admission import Admission, Admitted
     from fabrictool.gateway.directory import Directory, RoutingTarget
+    from fabrictool.gateway.http import ClientConnection
     from fabrictool.gateway.metrics import GatewayMetrics
     from fabrictool.gateway.modelrequest import ModelRequest
     from fabrictool.gateway.moving import Streams
     from fabrictool.gateway.records import End
     from fabrictool.gateway.rules import RoutingRules
-    from fabrictool.gateway.upstream import Headers, Upstream
+    from fabrictool.gateway.upstream import Upstream
     from fabrictool.gateway.waking import Waking
     from fabrictool.routing.admission import Busy
     from fabrictool.routing.candidates import Refusal
     from fabrictool.routing.headroom import HeadroomPolicy
 
-HOLD_OCTETS = 8 * 1024 * 1024
+HOLD_OCTETS: Final = 8 * 1024 * 1024
 """A JSON answer larger than this is passed on as it comes."""
-SLOW_S = 1.0
+SLOW_S: Final = 1.0
 """An attempt that failed after longer counts against the retries that a fabric allows."""
-DEADLINE_S = 600.0
+DEADLINE_S: Final = 600.0
 """After this a request is not tried anew."""
-CHAT_PATH = "/v1/chat/completions"
-CLIENT_GONE = 499
+CHAT_PATH: Final = "/v1/chat/completions"
+UNAVAILABLE: Final = 503
+CLIENT_GONE: Final = 499
 """As nginx writes it down."""
-_OWN_ENDS = frozenset({"FT8113", "FT8115"})
+_OWN_ENDS: Final = frozenset({"FT8113", "FT8115"})
 """Of a request that no replica is to blame for."""
-_EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
-_FULL_HEADER = FULL_HEADER.encode()
-_RETRIED_STATUS = frozenset({502, 503, 504})
-_PASSED_HEADERS = frozenset({
+_EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n")
+_FULL_HEADER: Final = FULL_HEADER.encode()
+_RETRIED_STATUS: Final = frozenset({502, 503, 504})
+_PASSED_HEADERS: Final = frozenset({
     b"content-type", b"content-encoding", b"cache-control", b"retry-after", b"retry-after-ms", b"x-should-retry",
     b"x-accel-buffering",
 })  # fmt: skip
-
-
-class Downstream(Protocol):
-    """The connection that asked; it owns framing (chunked or sized)."""
-
-    def answer(self, answer: GatewayResponse) -> None: ...
-
-    def begin(self, status: int, headers: Headers) -> None:
-        """The head of a streamed response; it may wait for the first chunk."""
-
-    def chunk(self, data: bytes) -> None: ...
-
-    def finish(self) -> None: ...
-
-    def break_off(self) -> None:
-        """It cannot be ended properly: close the connection."""
-
-    def now(self) -> float:
-        """Seconds on a monotonic clock."""
 
 
 class Exchange:
@@ -97,7 +80,7 @@ class Exchange:
 
     __slots__ = (
         "_admission",
-        "_answer_headers",
+        "_answer_lines",
         "_attempt_began",
         "_began",
         "_client",
@@ -123,6 +106,7 @@ class Exchange:
         "_streams",
         "_tail",
         "_target",
+        "_ticket",
         "_tokens",
         "_tried",
         "_upstream",
@@ -136,7 +120,7 @@ class Exchange:
     # Wide: whom it serves, what it may use, and who hears how it ended.
     def __init__(
         self,
-        client: Downstream,
+        client: ClientConnection,
         request: ModelRequest,
         rules: RoutingRules,
         directory: Directory,
@@ -145,6 +129,7 @@ class Exchange:
         admission: Admission | None = None,
         waking: Waking | None = None,
         streams: Streams | None = None,
+        ticket: Ticket | None = None,
     ) -> None:
         self._client = client
         self._request = request
@@ -158,6 +143,8 @@ class Exchange:
         """None: it waits for no replica."""
         self._streams = streams
         """None: none moves so that it gets a place, and it does not move for others."""
+        self._ticket = ticket
+        """Of what it may take, to be settled at its end; None: nothing limits it."""
         self._moves = 0
         self._left = False
         """Whether the agent that was asked last takes nothing any more."""
@@ -168,7 +155,8 @@ class Exchange:
         self._target: RoutingTarget | None = None
         self._upstream: Upstream | None = None
         self._status = 0
-        self._answer_headers: Headers = ()
+        self._answer_lines = ""
+        """The headers of its answer, but for the content type."""
         self._content_type = ""
         self._passing = False
         self._event_stream = False
@@ -311,8 +299,10 @@ class Exchange:
         target = self._target
         if target is None:
             return
-        self._left = status == HTTPStatus.SERVICE_UNAVAILABLE and any(name == LEFT_HEADER for name, _ in headers)
-        full = status == HTTPStatus.SERVICE_UNAVAILABLE and any(name == _FULL_HEADER for name, _ in headers)
+        self._left = full = False
+        if status == UNAVAILABLE:
+            self._left = any(name == LEFT_HEADER for name, _ in headers)
+            full = any(name == _FULL_HEADER for name, _ in headers)
         if full:
             self._attempt_began = now  # that it took until now is no slow failure: whoever is left is asked
         elif status >= 500 and not self._left:
@@ -323,24 +313,20 @@ class Exchange:
             return
         if status < 500:
             target.ejection.answered()
-        if self._passing and status != HTTPStatus.OK:
+        if self._passing and status != 200:
             if not self._continue(str(status), now):
                 self._break("FT8106", f"{target.replica} would not go on ({status})", status=502)
             return
         self._status = status
-        passed, kind = [], ""
+        lines, kind = "", ""
         for name, value in headers:
             if name == b"content-type":
                 kind = value.decode("latin-1")
             elif name in _PASSED_HEADERS:
-                passed.append((name.decode(), value.decode("latin-1")))
-        took_ms = f"engine;dur={1000 * (now - self._attempt_began):.0f}"
-        passed += [
-            ("x-fabric-provider", target.provider),
-            ("x-fabric-replica", target.replica),
-            ("server-timing", took_ms),
-        ]
-        self._answer_headers, self._content_type = tuple(passed), kind
+                lines += f"{name.decode()}: {value.decode('latin-1')}\r\n"
+        took_ms = int(1000.0 * (now - self._attempt_began) + 0.5)
+        self._answer_lines = f"{lines}{target.introduction}server-timing: engine;dur={took_ms}\r\n"
+        self._content_type = kind
         self._event_stream = kind.startswith("text/event-stream")
 
     def body(self, data: bytes) -> None:
@@ -369,7 +355,7 @@ class Exchange:
             self._partial = b""
             self._pass()
         if self._passing:
-            if not self._event_stream and self._status == HTTPStatus.OK:
+            if not self._event_stream and self._status == 200:
                 self._usage.read_end(self._tail)
             self._client.finish()
         else:
@@ -377,7 +363,7 @@ class Exchange:
             if self._status == 200:
                 self._usage.read(text)
             kind = self._content_type or "application/json"
-            self._client.answer(GatewayResponse(self._status, text, kind, self._answer_headers))
+            self._client.deliver(self._status, kind, self._answer_lines, text)
         self._finish(self._status, "answered")
 
     def failed(self, reason: str, *, refused: bool) -> None:
@@ -412,7 +398,10 @@ class Exchange:
         if self._streams is not None and retry_reason is None and self._rules.makes_room is not None:
             target = self._streams.make_room(self._request, able, self._admission, self._rules.makes_room, now)
         if target is None and self._admission is not None and retry_reason is None:
-            roomy = with_room(able, self.priority) if its_turn else ()
+            asked = self._request
+            roomy = (
+                with_room(able, asked.priority) if its_turn else self._admission.free(asked.model, asked.priority, able)
+            )
             able = roomy or self._admission.enter(self, able, now)
             if not able:
                 return
@@ -502,7 +491,7 @@ class Exchange:
         """The rest of the stream is asked for by this one."""
         self._drop_attempt()
         self._former_tokens = self._tokens = utterance.turn(self._tokens)
-        self._request = msgspec.structs.replace(self._request, body=body)
+        self._request = self._request.saying(body)
 
     def _break(self, code: str, reason: str, *, status: int) -> None:
         """There is no answer, or no more of it."""
@@ -591,7 +580,7 @@ class Exchange:
     def _pass(self) -> None:
         if not self._passing:
             self._passing = True
-            self._client.begin(self._status, (("content-type", self._content_type), *self._answer_headers))
+            self._client.begin(self._status, self._content_type, self._answer_lines)
         held, self._held = self._held, []
         self._client.chunk(held[0] if len(held) == 1 else b"".join(held))
 
@@ -623,28 +612,28 @@ class Exchange:
             tpot = (now - (self._first_token or self._first_byte or now)) / (tokens - 1)
         prompt_tokens = max(0, usage.prompt - self._former_tokens)  # what was said is counted as an answer
         prefix_tokens = int(prompt_tokens * asked.prefix_share) // BLOCK_TOKENS * BLOCK_TOKENS
-        record = RequestRecord(
-            id=asked.id,
-            at=asked.at,
-            path=asked.path.partition("?")[0],
-            status=status,
-            end=end,
-            e2e_s=now - self._began,
-            tenant=asked.tenant,
-            key=asked.key,
-            model=asked.model if known else "",
-            provider=target.provider if target is not None else "",
-            replica=target.replica if target is not None else "",
-            retries=self._retries,
-            stream=self._event_stream,
-            prompt_tokens=prompt_tokens,
-            cached_tokens=usage.cached,
-            completion_tokens=tokens,
-            counted=usage.counted,
-            prefix_of=asked.prefix_of if prefix_tokens else "",
-            prefix_tokens=prefix_tokens,
-            ttft_s=first - self._began if self._event_stream and first is not None else None,
-            tpot_s=tpot,
+        record = RequestRecord(  # by the order of its fields: by their names it takes twice as long
+            asked.id,
+            asked.at,
+            asked.path if "?" not in asked.path else asked.path.partition("?")[0],
+            status,
+            end,
+            now - self._began,
+            asked.tenant,
+            asked.key,
+            asked.model if known else "",
+            target.provider if target is not None else "",
+            target.replica if target is not None else "",
+            self._retries,
+            self._event_stream,
+            prompt_tokens,
+            usage.cached,
+            tokens,
+            usage.counted,
+            asked.prefix_of if prefix_tokens else "",
+            prefix_tokens,
+            first - self._began if self._event_stream and first is not None else None,
+            tpot,
         )
         began_here = not self._former_tokens
         if record.ttft_s is not None and began_here and target is not None and end == "answered" and status == 200:
@@ -659,6 +648,8 @@ class Exchange:
                 self._admission.leave(self)
             self._admission.pump(now)
         self._metrics.ended(record)
+        if self._ticket is not None:
+            self._ticket.settle(record)
         self._finished(record)
 
     def _outcome(self, record: RequestRecord) -> RequestOutcome:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fabrictool.base.clock import Clock
     from fabrictool.domain.specs import GatewaySpec, HostPort
     from fabrictool.gateway.directory import Directory
-    from fabrictool.mesh.attestation import Attestation
+    from fabrictool.mesh.evidence import Attestation
     from fabrictool.mesh.framing import StreamHead
     from fabrictool.mesh.identity import VerifiedSession
     from fabrictool.mesh.records import Record

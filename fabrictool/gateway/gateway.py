@@ -8,28 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import secrets
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from fabrictool import __version__
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.base.listening import Listening
 from fabrictool.base.openfiles import open_files
-from fabrictool.gateway.accounts import KeyAccounts, Unfilled
-from fabrictool.gateway.admission import Admission, longest_wait, priority_of
+from fabrictool.gateway.accounts import KeyAccounts, Ticket, Unfilled
+from fabrictool.gateway.admission import Admission, priority_within
 from fabrictool.gateway.clienttls import LOOK_S
-from fabrictool.gateway.continuing import wants_continuation
 from fabrictool.gateway.directory import Directory, RoutingTarget
 from fabrictool.gateway.exchange import CLIENT_GONE, Exchange
 from fabrictool.gateway.following import MeshFollower
 from fabrictool.gateway.http import ClientConnection, ClientRequest
 from fabrictool.gateway.metrics import GatewayMetrics
 from fabrictool.gateway.modellist import model_answer, model_in, models_answer, models_for
-from fabrictool.gateway.modelrequest import PASSED_HEADERS, ModelRequest, bearer, passed_on, providers_in
+from fabrictool.gateway.modelrequest import PASSED_HEADERS, ModelRequest, bearer, passed_on
 from fabrictool.gateway.moving import Streams
 from fabrictool.gateway.openai import (
     CHAT_PATHS,
@@ -42,10 +40,11 @@ from fabrictool.gateway.openai import (
     peek,
     renamed,
 )
+from fabrictool.gateway.options import PROVIDERS_HEADER, RequestOptions
 from fabrictool.gateway.pursewait import PurseWait
 from fabrictool.gateway.records import RequestRecord
 from fabrictool.gateway.rooms import exchange_for
-from fabrictool.gateway.tracecontext import TraceContext, trace_of
+from fabrictool.gateway.tracecontext import trace_context
 from fabrictool.gateway.tracing import RecordSink, Tracer
 from fabrictool.gateway.upstream import NOBODY, Caller
 from fabrictool.gateway.usage import with_usage
@@ -54,10 +53,9 @@ from fabrictool.gateway.waking import Waking
 from fabrictool.mesh.framing import TEXT_CHARACTERS
 from fabrictool.routing.admission import STANDARD
 from fabrictool.routing.affinity import conversation_of
-from fabrictool.routing.requirements import ANYTHING, Requirements, requirements_of
 from fabrictool.status.documents import Event, GatewayStatus, HandedRow, encode
 from fabrictool.status.pages import METRICS_TYPE
-from fabrictool.workload.prefixes import PrefixTable
+from fabrictool.workload.prefixes import LEAST, PrefixTable
 
 if TYPE_CHECKING:
     import random
@@ -80,17 +78,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("fabrictool.gateway")
 
-PROVIDERS_HEADER = "x-fabric-providers"
-"""A client's own allowlist: comma-separated providers; it narrows its group's list and never widens it."""
-RECORD_HEADER = "x-fabric-record"
-"""``no``: not to be recorded, where the fabric lets its clients ask for that."""
-TICK_S = 1.0
-HANDSHAKE_S = 10.0
-OWN_FILES = 64
+TICK_S: Final = 1.0
+HANDSHAKE_S: Final = 10.0
+OWN_FILES: Final = 64
 """Open beside those of requests."""
-FILL_S = 30.0
+FILL_S: Final = 30.0
 """After its start a gateway answers 503 for models that it does not know: by then its agents have dialled again."""
-EVENTS_KEPT = 200
+EVENTS_KEPT: Final = 200
 
 
 class GatewayServer:
@@ -108,6 +102,7 @@ class GatewayServer:
         self._clock = clock
         self._fabric = fabric
         self._rules = rules
+        self._makes_room = rules.makes_room is not None
         self._keyring = keyring
         self.accounts = KeyAccounts(clock, fabric)
         self.know_keys()
@@ -146,7 +141,7 @@ class GatewayServer:
         self.spec_mark = ""
         """Of the spec that is in force."""
         self._ids = f"-{secrets.token_urlsafe(8)}"
-        self._next_id = itertools.count()
+        self._next_id = 0
 
     # -- lifecycle --------------------------------------------------------------------------------------------
 
@@ -181,6 +176,7 @@ class GatewayServer:
     def reload(self, rules: RoutingRules, keyring: Keyring | None, limits: Mapping[str, KeyLimits]) -> None:
         """Go on by other rules, keys and limits of models; requests that are open end by those that they began with."""
         self._rules, self._keyring = rules, keyring
+        self._makes_room = rules.makes_room is not None
         self._attach()
         self.know_keys()
         self.accounts.limit_models(limits)
@@ -330,7 +326,9 @@ class GatewayServer:
 
     def new_id(self) -> str:
         """Unique among all gateways."""
-        return f"{next(self._next_id):x}{self._ids}"
+        number = self._next_id
+        self._next_id = number + 1
+        return f"{number}{self._ids}"
 
     def handle(self, request: ClientRequest, connection: ClientConnection) -> GatewayResponse | Answering:
         """The answer to a request, or the exchange that will make it."""
@@ -370,83 +368,91 @@ class GatewayServer:
     def _may_come(self, model: str) -> bool:
         return self.directory.may_come(model, self._clock.monotonic())
 
+    # Long: the way of each request, of which every call is a part of its price.
     def _ask(self, request: ClientRequest, connection: ClientConnection) -> GatewayResponse | Exchange | PurseWait:
         """Of a replica of the model that the body names."""
+        options = request.options
+        if options is None:
+            options = request.options = RequestOptions(request.fields, request.values(PROVIDERS_HEADER))
         body, path, began = request.body, request.path, self._clock.wall()
         consumer = request.consumer
-        record_id = self.new_id() if "x-request-id" in request.fields else connection.request_id
-        kept = not self._opt_out or request.header(RECORD_HEADER).strip().lower() != "no"
-        refused = partial(self._refused, record_id, began, path, consumer, kept=kept)
+        record_id = self.new_id() if options.named else connection.request_id
+        kept = not (self._opt_out and options.unrecorded)
         peeked = peek(body, path)
-        required = requirements_of(request.fields)
-        if isinstance(required, str):
-            peeked = error_response(400, "FT8114", required, path=path)
-        priority, max_wait_s = priority_of(request.fields, self._best_class(consumer)), longest_wait(request.fields)
-        for wrong in (priority, max_wait_s):
-            if isinstance(wrong, str):
-                peeked = error_response(400, "FT8132", wrong, path=path)
+        if options.wrong is not None:
+            peeked = error_response(400, *options.wrong, path=path)
         if not isinstance(peeked, GatewayResponse) and peeked.model in self._rules.aliases:
             peeked, body = renamed(peeked, body, self._rules.aliases[peeked.model], path)
         if isinstance(peeked, GatewayResponse):
-            return refused("", peeked)
+            return self._refused(record_id, began, path, consumer, "", peeked, kept=kept)
         ticket = self.accounts.admit(consumer, peeked, path, body, self._context)
-        known = peeked.model if peeked.model in self.follower.known else ""
-        if isinstance(ticket, GatewayResponse):
-            return refused(known, ticket)
-        if isinstance(ticket, Unfilled):
+        if isinstance(ticket, GatewayResponse | Unfilled):
+            known = peeked.model if peeked.model in self.follower.known else ""
+            if isinstance(ticket, GatewayResponse):
+                return self._refused(record_id, began, path, consumer, known, ticket, kept=kept)
             again = partial(self._ask, request, connection)
-            return PurseWait(ticket.refusal, connection, self.accounts.after_turn, again, partial(refused, known))
-        prefix = self._prefixes.add(peeked.model, peeked.text, record_id) if kept and self.sinks else ("", 0.0)
-        trace, ended = self._begin(request, kept=kept)
-        body, added_usage, goes_on = _with_figures(body, peeked, path, request.fields)
+            refused = partial(self._refused, record_id, began, path, consumer, known, kept=kept)
+            return PurseWait(ticket.refusal, connection, self.accounts.after_turn, again, refused)
+        prefix_of, prefix_share = "", 0.0
+        if len(body) >= LEAST and kept and self.sinks:
+            prefix_of, prefix_share = self._prefixes.add(peeked.model, peeked.text, record_id)
+        trace = None
+        if options.traced:
+            trace = trace_context(request.values("traceparent"), request.values("tracestate"))
+        ended: RecordSink = self._record if kept else self._forget
+        if kept and self._tracer is not None:
+            trace, ended = self._tracer.begin(trace, ended)
+        ours = goes_on = False
+        if peeked.stream and path in CHAT_PATHS:
+            # Its figures are asked for; where another replica may go on, each event has to say how much was said.
+            ours, goes_on = not peeked.tells_usage, options.continues
+            if ours or goes_on:
+                body = with_usage(body, options=peeked.names_options, always=goes_on)
         asked = ModelRequest(
             model=peeked.model,
             method=request.method,
             path=request.target,
-            headers=passed_on(request.fields, connection.request_id, trace),
+            headers=passed_on(connection.request_id, trace, options.passed),
             body=body,
             group=consumer.group if consumer is not None else None,
-            requested=providers_in(request.values(PROVIDERS_HEADER)) if PROVIDERS_HEADER in request.fields else None,
-            required=required if isinstance(required, Requirements) else ANYTHING,
+            requested=options.requested,
+            required=options.required,
             caller=self._caller(consumer),
             conversation=self._conversation(peeked, consumer),
-            follows=peeked.previous_response_id or "",
-            stream=bool(peeked.stream),
+            follows=peeked.previous_response_id,
+            stream=peeked.stream,
             continues=goes_on,
-            added_usage=added_usage,
-            id=record_id,
+            added_usage=ours,
+            record_id=record_id,
             tenant=consumer.tenant if consumer is not None else "",
             key=consumer.key if consumer is not None else "",
             at=began,
-            prefix_of=prefix[0],
-            prefix_share=prefix[1],
+            prefix_of=prefix_of,
+            prefix_share=prefix_share,
             most_tokens=peeked.most_tokens,
-            priority=priority if isinstance(priority, int) else STANDARD,
-            max_wait_s=None if isinstance(max_wait_s, str) else max_wait_s,
-            ranks_itself=bool(peeked.priority),
+            priority=priority_within(self._best_class(consumer), options.priority),
+            max_wait_s=options.max_wait_s,
+            ranks_itself=peeked.ranks_itself,
         )
-        if ticket is not None:
-            ended = ticket.before(ended)
-        return self._exchange(connection, asked, ended)
+        return self._exchange(connection, asked, ended, ticket)
 
-    def _exchange(self, connection: ClientConnection, asked: ModelRequest, ended: RecordSink) -> Exchange:
-        admission = self._admission if self._rules.admission else None
-        kind = exchange_for(asked.model, self.directory)
-        streams = self._streams if kind is Exchange and self._rules.makes_room is not None else None
-        return kind(
-            connection, asked, self._rules, self.directory, self._metrics, ended, admission, self.waking, streams
-        )
+    def _exchange(
+        self, connection: ClientConnection, asked: ModelRequest, ended: RecordSink, ticket: Ticket | None
+    ) -> Exchange:
+        rules, directory, metrics, waking = self._rules, self.directory, self._metrics, self.waking
+        admission = self._admission if rules.admission else None
+        if directory.in_rooms or directory.split:
+            kind = exchange_for(asked.model, directory)
+            if kind is not Exchange:
+                return kind(connection, asked, rules, directory, metrics, ended, admission, waking, None, ticket)
+        streams = self._streams if self._makes_room else None
+        return Exchange(connection, asked, rules, directory, metrics, ended, admission, waking, streams, ticket)
 
     def _best_class(self, consumer: Consumer | None) -> int | None:
         """The most important one that its requests may have; None: any."""
-        return None if consumer is None else self._rules.priority_limit(consumer.tenant)
-
-    def _begin(self, request: ClientRequest, *, kept: bool) -> tuple[TraceContext | None, RecordSink]:
-        """What the engine is told of a trace, and who is told of the request's end."""
-        trace = trace_of(request)
-        if not kept:
-            return trace, self._forget
-        return (trace, self._record) if self._tracer is None else self._tracer.begin(trace, self._record)
+        if consumer is None:
+            return None
+        return self._rules.priority_limit(consumer.tenant) if self._rules.priorities else STANDARD
 
     # Wide: what a record of it says.
     def _refused(
@@ -572,14 +578,3 @@ class GatewayServer:
     def note(self, kind: str, subject: str, text: str) -> None:
         self._events.append(Event(at=self._clock.wall(), kind=kind, subject=subject, text=text))
         _log.info("%s %s %s", kind, subject, text)
-
-
-def _with_figures(body: bytes, peeked: Peek, path: str, fields: Mapping[str, str]) -> tuple[bytes, bool, bool]:
-    """The body with the wish for figures, where it is for a stream; whether that wish is ours, and whether another
-    replica may go on with it: then each event has to say how much was said.
-    """
-    streams = bool(peeked.stream) and path in CHAT_PATHS
-    ours, goes_on = streams and not peeked.tells_usage, streams and wants_continuation(fields)
-    if ours or goes_on:
-        body = with_usage(body, options=peeked.names_options, always=goes_on)
-    return body, ours, goes_on

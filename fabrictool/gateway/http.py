@@ -6,10 +6,11 @@ import asyncio
 import functools
 import logging
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 import httptools
 
+from fabrictool.gateway.heads import KnownHead, known_head
 from fabrictool.gateway.openai import MAX_BODY_OCTETS, GatewayResponse, error_response
 from fabrictool.mesh.framing import TEXT_CHARACTERS
 
@@ -18,23 +19,27 @@ if TYPE_CHECKING:
 
     from fabrictool.base.clock import Clock
     from fabrictool.gateway.keys import Consumer
+    from fabrictool.gateway.options import RequestOptions
     from fabrictool.gateway.upstream import Headers
 
 _log = logging.getLogger("fabrictool.gateway")
 
-MAX_HEAD_OCTETS = 64 * 1024
-HIGH_WATER = 64 * 1024
+MAX_HEAD_OCTETS: Final = 64 * 1024
+HIGH_WATER: Final = 64 * 1024
 """Octets that may wait for a slow client before its replica is paused."""
-PIPELINE = 16
-IDLE_CLIENT_S = 75.0
+PIPELINE: Final = 16
+IDLE_CLIENT_S: Final = 75.0
 """A client may be silent between requests, or take nothing of its answer, for this long."""
-HEAD_S = 30.0
-REQUEST_S = 300.0
+HEAD_S: Final = 30.0
+REQUEST_S: Final = 300.0
 """A whole request must have come by then: 32 MiB at 1 Mbit/s take 268 s."""
-_VERSIONS = ("1.1", "1.0")
-field_name = functools.lru_cache(maxsize=1024)(lambda name: name.decode("latin-1").lower())
+HEADS_LEARNED: Final = 3
+"""Of a connection on end, of which none came again: a client whose every head differs is not looked at any longer."""
+_NEVER_KNOWN: Final = frozenset({"expect", "transfer-encoding", "upgrade"})
+_VERSIONS: Final = ("1.1", "1.0")
+field_name: Final = functools.lru_cache(maxsize=1024)(lambda name: name.decode("latin-1").lower())
 """A header's name as text in lower case: all requests have the same few."""
-_FIRST_LINES = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n" for status in HTTPStatus}
+_FIRST_LINES: Final = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n" for status in HTTPStatus}
 
 
 class ClientRequest:
@@ -51,14 +56,20 @@ class ClientRequest:
     refusal: GatewayResponse | None = None
     """Decided when the head was whole; the body is then read past and not kept."""
     consumer: Consumer | None = None
+    options: RequestOptions | None = None
+    """What its head asks for, as soon as somebody looked."""
 
-    def __init__(self) -> None:
-        self.fields: dict[str, str] = {}
+    def __init__(self, former: ClientRequest | None = None) -> None:
+        """With the head of the `former`, if there is one; nobody changes a head that is whole."""
+        self.fields: dict[str, str] = {} if former is None else former.fields
         """Lower-case name → the first header of that name."""
-        self.repeated: list[tuple[str, str]] = []
+        self.repeated: list[tuple[str, str]] = [] if former is None else former.repeated
         """The headers whose name had come before."""
         self.parts: list[bytes] = []
         """Of the body."""
+        if former is not None:
+            self.method, self.target, self.path = former.method, former.target, former.path
+            self.keep_alive, self.head_octets, self.options = former.keep_alive, former.head_octets, former.options
 
     def header(self, name: str) -> str:
         """The first header of that lower-case name, or nothing."""
@@ -146,6 +157,10 @@ class ClientConnection:
         self.request_id = ""
         self._begun = b""
         """The head of a streamed answer, which goes out with its first chunk."""
+        self._known: KnownHead | None = None
+        self._pattern: ClientRequest | None = None
+        """What llhttp made of the head that is known, without a body."""
+        self._to_learn = HEADS_LEARNED + 1
 
     def close_when_answered(self) -> None:
         """Close now if no request is being answered, else after its answer; what was written is still sent."""
@@ -184,32 +199,31 @@ class ClientConnection:
     # -- Client, for exchanges --------------------------------------------------------------------------------
 
     def answer(self, answer: GatewayResponse) -> None:
-        headers = (("content-type", answer.content_type), ("content-length", str(len(answer.body))), *answer.headers)
-        head = self._head(answer.status, headers)
+        self.deliver(answer.status, answer.content_type, lines_of(answer.headers), answer.body)
+
+    def deliver(self, status: int, kind: str, lines: str, body: bytes) -> None:
+        """A whole answer; `kind`: its content type, `lines`: its other headers, as they are written."""
+        head = self._head(status, f"content-type: {kind}\r\ncontent-length: {len(body)}\r\n{lines}")
         bare = self._current is not None and self._current.method == "HEAD"
-        self._transport.write(head if bare else head + answer.body)
+        self._transport.write(head if bare else head + body)
         self._done()
 
     def proceed(self, ask: Callable[[], GatewayResponse | Answering]) -> None:
         """Answer the current request by what `ask` returns."""
         try:
-            outcome = ask()
-            if isinstance(outcome, GatewayResponse):
-                self.answer(outcome)
-            elif outcome is not self.exchange:
-                self.exchange = outcome
-                outcome.start()
+            self._answer_by(ask())
         except Exception:  # noqa: BLE001 - httptools would take it for the client's mistake and answer nobody
-            _log.exception("%s failed", self._current.path if self._current is not None else "a request")
             self._fail()
 
-    def begin(self, status: int, headers: Headers) -> None:
-        """The head of a streamed response; to HTTP/1.0 only the end of the connection can end it."""
+    def begin(self, status: int, kind: str, lines: str) -> None:
+        """The head of a streamed response, which waits for the first chunk; to HTTP/1.0 only the end of the connection
+        can end it.
+        """
         if self._current is not None and self._current.http10:
             self._current.keep_alive = False
-            self._begun = self._head(status, headers)
+            self._begun = self._head(status, f"content-type: {kind}\r\n{lines}")
         else:
-            self._begun = self._head(status, (*headers, ("transfer-encoding", "chunked")))
+            self._begun = self._head(status, f"content-type: {kind}\r\n{lines}transfer-encoding: chunked\r\n")
 
     def chunk(self, data: bytes) -> None:
         if self._current is None or not self._current.http10:
@@ -242,6 +256,9 @@ class ClientConnection:
         if self._broken:
             return
         self._last_activity = self.now()
+        between = self._request_began is None
+        if between and self._known is not None and self._take_known(data, self._known.body_at(data)):
+            return
         if self._in_head:
             self._head_octets += len(data)
         try:
@@ -252,6 +269,8 @@ class ClientConnection:
             self._refuse(400, "FT8110", f"the request is not valid HTTP: {error}")
         if self._in_head and self._head_octets > MAX_HEAD_OCTETS:
             self._refuse(431, "FT8108", "the request's head is too large")
+        if between and self._to_learn and self._request_began is None and not self._broken:
+            self._learn(data)
 
     def eof_received(self) -> None:
         """The transport closes itself."""
@@ -357,13 +376,49 @@ class ClientConnection:
             self._current = request
             given = request.header("x-request-id")
             self.request_id = given if given and _usable_id(given) else self._handler.new_id()
-            self.proceed(functools.partial(self._outcome, request))
+            try:
+                self._answer_by(request.refusal or self._handler.handle(request, self))
+            except Exception:  # noqa: BLE001 - as in `proceed`
+                self._fail()
 
-    def _outcome(self, request: ClientRequest) -> GatewayResponse | Answering:
-        return request.refusal or self._handler.handle(request, self)
+    def _answer_by(self, outcome: GatewayResponse | Answering) -> None:
+        if isinstance(outcome, GatewayResponse):
+            self.answer(outcome)
+        elif outcome is not self.exchange:
+            self.exchange = outcome
+            outcome.start()
+
+    def _take_known(self, data: bytes, body_at: int) -> bool:
+        """A whole request, if its body begins there, with the head that is known."""
+        if not body_at or self._pattern is None or len(data) > MAX_BODY_OCTETS:
+            return False
+        request = ClientRequest(self._pattern)
+        request.body_octets = len(data) - body_at
+        request.refusal = self._handler.admit(request)
+        if request.refusal is None:
+            request.parts.append(data[body_at:])
+        self._to_learn = HEADS_LEARNED
+        self._waiting.append(request)
+        self._waiting_octets += request.body_octets
+        self._next()
+        self._regulate()
+        self._pattern.options = request.options
+        return True
+
+    def _learn(self, data: bytes) -> None:
+        """Know the head of what was received, if that was one request and would be read the same each time."""
+        self._to_learn -= 1
+        if self._to_learn == HEADS_LEARNED:  # many connections carry one request
+            return
+        request = self.receiving
+        simple = request.keep_alive and not request.http10 and request.fields.keys().isdisjoint(_NEVER_KNOWN)
+        # Of a model, whose handling has options: who else answers may ask for the length, which is another's.
+        if request.options is not None and simple and "content-length" in request.fields:
+            self._known, self._pattern = known_head(data, request.body_octets), ClientRequest(request)
 
     def _fail(self) -> None:
-        """Answer what we could not handle, where it has no answer yet, and close."""
+        """Say in the log what we could not handle, answer it where it has no answer yet, and close."""
+        _log.exception("%s failed", self._current.path if self._current is not None else "a request")
         self._broken, request = True, self._current
         exchange, self.exchange = self.exchange, None
         if exchange is not None:
@@ -396,12 +451,11 @@ class ClientConnection:
         else:
             self._transport.resume_reading()
 
-    def _head(self, status: int, headers: Headers) -> bytes:
+    def _head(self, status: int, lines: str) -> bytes:
         request = self._current
         if request is not None and self._handler.draining:
             request.keep_alive = False
         last = "connection: close\r\n\r\n" if self._broken or request is None or not request.keep_alive else "\r\n"
-        lines = "".join([f"{name}: {value}\r\n" for name, value in headers])
         first = _FIRST_LINES.get(status) or f"HTTP/1.1 {status} Status\r\n"
         return f"{first}x-request-id: {self.request_id}\r\n{lines}{last}".encode("latin-1", "replace")
 
@@ -415,6 +469,11 @@ class ClientConnection:
             self.request_id = self.request_id or self._handler.new_id()
             path = self.receiving.target.partition("?")[0]
             self.answer(error_response(status, code, message, headers=headers, path=path))
+
+
+def lines_of(headers: Headers) -> str:
+    """As they are written."""
+    return "".join([f"{name}: {value}\r\n" for name, value in headers])
 
 
 def _wrong_head(request: ClientRequest, *, upgrade: bool) -> str:

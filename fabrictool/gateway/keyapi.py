@@ -136,7 +136,8 @@ class KeyApi:
             return error_response(413, "FT8108", f"the request's body is over {BODY_OCTETS >> 10} KiB")
         try:
             answer = await call(request)
-            return msgspec.structs.replace(answer, headers=(*answer.headers, ("cache-control", "no-store")))
+            headers = (*answer.headers, ("cache-control", "no-store"))
+            return GatewayResponse(answer.status, answer.body, answer.content_type, headers)
         except KeyRefusal as refusal:
             return error_response(refusal.status, refusal.code, refusal.text, param=refusal.param)
         except FabrictoolError as error:

@@ -9,62 +9,46 @@ import functools
 import hashlib
 import hmac
 import secrets
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
 from fabrictool.base.canonical import canonical_json
-from fabrictool.base.errors import InvalidInputError
-from fabrictool.base.files import file_error
-from fabrictool.domain.terms import Terms
+from fabrictool.gateway.keyfile import KeyRow, read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from fabrictool.base.clock import Clock
+    from fabrictool.domain.terms import Terms
 
-SCRYPT_COST = 2**14
+SCRYPT_COST: Final = 2**14
 """Memory and time of the digest (scrypt's N, RFC 7914): it stands in plans, which others read, and keys that people
 made up can be guessed."""
-PSEUDONYMS_KEPT = 4096
-KEY_DIGITS = 12
-NO_TERMS: Mapping[str, Terms] = MappingProxyType({})
+PSEUDONYMS_KEPT: Final = 4096
+KEY_DIGITS: Final = 12
+NO_TERMS: Final[Mapping[str, Terms]] = MappingProxyType({})
 
 
-class KeyRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One key: whose it is, and the hash that proves it."""
-
-    tenant: str
-    sha256: str
-    group: str | None = None
-    """Consumer group, for the allowlist; None may use every provider."""
-    terms: Terms | msgspec.UnsetType = msgspec.UNSET
-    """Of this key; unset: those of its tenant, if it has any."""
-
-
-class KeyFile(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The content of ``keys.json``."""
-
-    keys: list[KeyRow]
-    admin: str = ""
-    """Hash of the key of the key API; empty: there is none."""
-
-
-@dataclass(frozen=True, slots=True)
 class Consumer:
-    """Who sends a request."""
+    """Who sends a request; nobody changes it."""
 
-    tenant: str
-    group: str | None
-    key: str = ""
-    """The beginning of the key's hash, by which records name it."""
-    account: str = ""
-    """Whose limits and budget count: the tenant, or the key where it has terms of its own."""
-    terms: Terms | None = None
-    """None: nothing limits it."""
+    __slots__ = ("account", "group", "key", "tenant", "terms")
+
+    # Wide: a key, and whose it is.
+    def __init__(
+        self, tenant: str, group: str | None, key: str = "", account: str = "", terms: Terms | None = None
+    ) -> None:
+        self.tenant = tenant
+        self.group: str | None = group
+        self.key = key
+        """The beginning of the key's hash, by which records name it."""
+        self.account = account
+        """Whose limits and budget count: the tenant, or the key where it has terms of its own."""
+        self.terms: Terms | None = terms
+        """None: nothing limits it."""
 
     def expired(self, clock: Clock) -> bool:
         ends = self.terms.expires_at if self.terms is not None else None
@@ -88,11 +72,6 @@ def keys_digest(fabric: str, rows: Iterable[KeyRow], admin: str = "") -> str:
     secret = canonical_json([[row.tenant, row.sha256] for row in rows] + ([["", admin]] if admin else []))
     salt = f"fabrictool keys of {fabric}".encode()
     return hashlib.scrypt(secret, salt=salt, n=SCRYPT_COST, r=8, p=1, dklen=8).hex()
-
-
-def encode_keys(rows: Iterable[KeyRow], admin: str = "") -> bytes:
-    """The bytes of a key file."""
-    return msgspec.json.encode(KeyFile(list(rows), admin))
 
 
 def presented_key(authorization: str) -> str:
@@ -196,31 +175,3 @@ def pseudonym_of(fabric: str, tenant: str, key_hash: str) -> str:
 def read_keys(path: Path) -> Keyring:
     """The keyring of a key file; raises FT8002 when it is wrong or readable by others."""
     return Keyring(read_rows(path))
-
-
-def read_rows(path: Path) -> list[KeyRow]:
-    """The rows of a key file; raises what `read_key_file` raises."""
-    return read_key_file(path).keys
-
-
-def read_key_file(path: Path) -> KeyFile:
-    """A key file; raises FT8002 when it is wrong, readable by others or has a key twice."""
-    try:
-        if path.stat().st_mode & 0o077:
-            raise InvalidInputError.of(
-                "FT8002", "the key file can be read by others", file=str(path), hint=f"chmod 600 {path}"
-            )
-        file = msgspec.json.decode(path.read_bytes(), type=KeyFile)
-    except OSError as error:
-        raise file_error(error, path) from error
-    except msgspec.DecodeError as error:
-        hint = 'it holds {"keys": [{"tenant": …, "sha256": …, "group": …}]}; make one with `fabrictool keys create`'
-        raise InvalidInputError.of("FT8002", f"not a key file: {error}", file=str(path), hint=hint) from error
-    first: dict[str, str] = {}
-    for row in file.keys:
-        if row.sha256 in first:
-            message = f"the same key is listed twice: for {first[row.sha256]} and for {row.tenant}"
-            hint = "remove one of the rows; `fabrictool keys create` makes a new key"
-            raise InvalidInputError.of("FT8002", message, file=str(path), hint=hint)
-        first[row.sha256] = row.tenant
-    return file

@@ -2,149 +2,126 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+
+from fabrictool.gateway.bodies import Message, RequestBody, StreamOptions
 
 if TYPE_CHECKING:
     from fabrictool.gateway.keys import Keyring
 
-BEGINNING_OCTETS = 1024
+BEGINNING_OCTETS: Final = 1024
 """Of a prompt that is one text."""
-MAX_BODY_OCTETS = 32 * 1024 * 1024
+MAX_BODY_OCTETS: Final = 32 * 1024 * 1024
 
 
-class StreamOptions(msgspec.Struct, frozen=True):
-    """Whether the stream's last event is to hold the figures of usage."""
-
-    include_usage: bool | None = None
-
-
-class _Message(msgspec.Struct, frozen=True):
-    """As far as it tells conversations apart."""
-
-    role: str = ""
-    content: msgspec.Raw = msgspec.Raw(b"")
-
-
-class Peek(msgspec.Struct, frozen=True):
+class Peek:
     """The fields of a request that the gateway needs; the body itself is passed on byte for byte."""
 
-    model: str
-    messages: msgspec.Raw = msgspec.Raw(b"")
-    prompt: msgspec.Raw = msgspec.Raw(b"")
-    input: msgspec.Raw = msgspec.Raw(b"")
-    tools: msgspec.Raw = msgspec.Raw(b"")
-    system: msgspec.Raw = msgspec.Raw(b"")
-    """Anthropic's."""
-    instructions: msgspec.Raw = msgspec.Raw(b"")
-    """Of the responses API."""
-    previous_response_id: str | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | msgspec.UnsetType | None = msgspec.UNSET
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    max_output_tokens: int | None = None
-    n: int | None = None
-    best_of: int | None = None
-    priority: msgspec.Raw = msgspec.Raw(b"")
-    kv_transfer_params: msgspec.Raw = msgspec.Raw(b"")
-    bootstrap_host: msgspec.Raw = msgspec.Raw(b"")
-    bootstrap_port: msgspec.Raw = msgspec.Raw(b"")
-    bootstrap_room: msgspec.Raw = msgspec.Raw(b"")
+    __slots__ = (
+        "_body", "answers", "max_completion_tokens", "max_output_tokens", "max_tokens", "model", "names_options",
+        "previous_response_id", "ranks_itself", "stream", "tells_usage",
+    )  # fmt: skip
+
+    def __init__(self, body: RequestBody) -> None:
+        self._body = body
+        self.model: str = body.model
+        self.previous_response_id: str = body.previous_response_id or ""
+        self.stream = body.stream is True
+        options = body.stream_options
+        self.names_options = options is not msgspec.UNSET
+        self.tells_usage = isinstance(options, StreamOptions) and bool(options.include_usage)
+        """Whether its stream is to end with the figures."""
+        self.max_tokens: int | None = body.max_tokens
+        self.max_completion_tokens: int | None = body.max_completion_tokens
+        self.max_output_tokens: int | None = body.max_output_tokens
+        several, best_of = body.n, body.best_of
+        self.answers = 1 if several is None and best_of is None else max(1, several or 1, best_of or 1)
+        """To a prompt."""
+        self.ranks_itself = bool(body.priority)
+
+    @property
+    def prompt(self) -> bytes:
+        """In JSON, of a completion; empty: none."""
+        prompt = self._body.prompt
+        return bytes(prompt) if prompt else b""
 
     @property
     def beginning(self) -> bytes:
         """What distinguishes this conversation from others that share its system prompt; empty: nothing does."""
-        if self.messages:
+        body = self._body
+        if body.messages:
             try:
-                messages = _messages.decode(self.messages)
+                messages = _messages.decode(body.messages)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 return b""
             return next((bytes(m.content) for m in messages if m.role not in ("system", "developer")), b"")
-        return bytes(self.prompt or self.input)[:BEGINNING_OCTETS]
+        return bytes(body.prompt or body.input)[:BEGINNING_OCTETS]
 
     @property
     def text(self) -> bytes:
         """What an engine makes a prompt of, in the order in which it does."""
-        return b"".join((self.tools, self.system or self.instructions, self.messages or self.prompt or self.input))
+        body = self._body
+        question = body.messages or body.prompt or body.input
+        return b"".join((body.tools, body.system or body.instructions, question))
 
     @property
     def most_tokens(self) -> int | None:
         """How long the answer may be, if the request says, by whichever of its limits is the largest."""
-        named = (self.max_completion_tokens, self.max_tokens, self.max_output_tokens)
-        return max((limit for limit in named if limit is not None), default=None)
-
-    @property
-    def names_options(self) -> bool:
-        return self.stream_options is not msgspec.UNSET
-
-    @property
-    def tells_usage(self) -> bool:
-        """Whether its stream is to end with the figures."""
-        options = self.stream_options
-        return isinstance(options, StreamOptions) and bool(options.include_usage)
+        most = self.max_completion_tokens
+        for limit in (self.max_tokens, self.max_output_tokens):
+            if limit is not None and (most is None or limit > most):
+                most = limit
+        return most
 
 
-class Prompted(msgspec.Struct, frozen=True):
-    """What a replica answers that computed a prompt for another one."""
-
-    kv_transfer_params: msgspec.Raw = msgspec.Raw(b"null")
-
-
-class _Ended(msgspec.Struct, frozen=True):
-    """A choice, as far as it says why it has no more tokens."""
-
-    finish_reason: msgspec.Raw = msgspec.Raw(b"null")
-
-
-class Computed(msgspec.Struct, frozen=True):
-    """What a replica answers that computed a prompt which another one fetches meanwhile."""
-
-    choices: list[_Ended] = []
-
-    @property
-    def given_up(self) -> bool:
-        """SGLang's word for a request that it let go of."""
-        return any(bytes(choice.finish_reason) == b'"abort"' for choice in self.choices)
-
-
-TRANSFER_FIELD = "kv_transfer_params"
+TRANSFER_FIELD: Final = "kv_transfer_params"
 """By which vLLM's servers hand a prompt's cache to one another: from whom, and which blocks."""
-ROOM_FIELDS = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
+ROOM_FIELDS: Final = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
 """By which SGLang's servers find one another for a prompt: where, and under which number."""
-CHAT_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+CHAT_PATHS: Final = frozenset({"/v1/chat/completions", "/v1/completions"})
 """Those whose streams end with figures of usage if one asks for them."""
-MODEL_PATHS = CHAT_PATHS | {
+MODEL_PATHS: Final = CHAT_PATHS | {
     "/v1/embeddings", "/v1/responses", "/v1/rerank", "/v1/score", "/v1/messages", "/v1/messages/count_tokens",
     "/tokenize", "/detokenize",
 }  # fmt: skip
 """What is passed on to a replica of the model that the body names."""
 
 
-class GatewayResponse(msgspec.Struct, frozen=True):
-    """A whole response of the gateway's own."""
+class GatewayResponse:
+    """A whole response of the gateway's own; nobody changes it."""
 
-    status: int
-    body: bytes
-    content_type: str = "application/json"
-    headers: tuple[tuple[str, str], ...] = ()
+    __slots__ = ("body", "content_type", "headers", "status")
+
+    def __init__(
+        self,
+        status: int,
+        body: bytes,
+        content_type: str = "application/json",
+        headers: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        self.status = status
+        self.body = body
+        self.content_type = content_type
+        self.headers: tuple[tuple[str, str], ...] = headers
 
 
-_peek = msgspec.json.Decoder(Peek)
-_messages = msgspec.json.Decoder(list[_Message])
-_fields: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_peek: Final = msgspec.json.Decoder(RequestBody)
+_messages: Final = msgspec.json.Decoder(list[Message])
+_fields: Final[msgspec.json.Decoder[dict[str, Any]]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def peek(body: bytes, path: str) -> Peek | GatewayResponse:
     """The routing fields of a request body, or the 400 that it deserves."""
     try:
-        peeked = _peek.decode(body)
-        field = next((name for name in (TRANSFER_FIELD, *ROOM_FIELDS) if getattr(peeked, name)), "")
-        if not field:
-            if peeked.priority:
+        read = _peek.decode(body)
+        if not (read.kv_transfer_params or read.bootstrap_host or read.bootstrap_port or read.bootstrap_room):
+            peeked = Peek(read)
+            if peeked.ranks_itself:
                 _fields.decode(body)  # it may have to be taken out, and then all names have to be text
             return peeked
+        field = next(name for name in (TRANSFER_FIELD, *ROOM_FIELDS) if getattr(read, name))
         text = f"`{field}` names servers and parts of their caches: only a gateway may say it"
         return error_response(400, "FT8162", text, param=field, path=path)
     except msgspec.ValidationError as error:
@@ -172,17 +149,18 @@ def renamed(peeked: Peek, body: bytes, model: str, path: str) -> tuple[Peek | Ga
         body = msgspec.json.encode(_fields.decode(body) | {"model": model})
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return error_response(400, "FT8101", f"the body is not valid JSON: {error}", path=path), body
-    return msgspec.structs.replace(peeked, model=model), body
+    peeked.model = model
+    return peeked, body
 
 
-_TYPES = {
+_TYPES: Final = {
     400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
     429: "rate_limit_error",
 }
-_CODES = {
+_CODES: Final = {
     "FT8101": "invalid_json",
     "FT8102": "invalid_api_key",
     "FT8103": "model_not_found",
@@ -214,7 +192,7 @@ _CODES = {
 }
 
 
-_ANTHROPICS_TYPES = {413: "request_too_large", 503: "overloaded_error", 504: "timeout_error"}
+_ANTHROPICS_TYPES: Final = {413: "request_too_large", 503: "overloaded_error", 504: "timeout_error"}
 """Where Anthropic's word is another one."""
 
 

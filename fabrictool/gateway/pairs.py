@@ -8,12 +8,13 @@ where none answers, the other computes the prompt by itself. ThunderServe (paper
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from fabrictool.gateway.bodies import Prompted
 from fabrictool.gateway.exchange import SLOW_S, Exchange
-from fabrictool.gateway.openai import CHAT_PATHS, TRANSFER_FIELD, Prompted, with_field
+from fabrictool.gateway.openai import CHAT_PATHS, TRANSFER_FIELD, with_field
 from fabrictool.routing.candidates import ready
 
 if TYPE_CHECKING:
@@ -22,23 +23,23 @@ if TYPE_CHECKING:
     from fabrictool.routing.candidates import Refusal
     from fabrictool.routing.protocol import RequestOutcome
 
-LEAST_OCTETS = 1024
+LEAST_OCTETS: Final = 1024
 """Of a body whose prompt is worth a second replica: about 16 blocks of vLLM's cache; a shorter one costs decoding no
 more than a step."""
-HANDED_OCTETS = 1 << 20
+HANDED_OCTETS: Final = 1 << 20
 """Of a prefill replica's answer: one token, and the numbers of the cache's blocks."""
-TRIES = 2
-HANDED_HEADER = "x-fabric-prefill"
+TRIES: Final = 2
+HANDED_HEADER: Final = "x-fabric-prefill"
 
-_TO_BE_FETCHED = msgspec.Raw(b'{"do_remote_decode":true,"do_remote_prefill":false}')
-_NEVER_SPLIT = ("echo", "best_of", "prompt_logprobs", "use_beam_search")
+_TO_BE_FETCHED: Final = msgspec.Raw(b'{"do_remote_decode":true,"do_remote_prefill":false}')
+_NEVER_SPLIT: Final = ("echo", "best_of", "prompt_logprobs", "use_beam_search")
 """They ask for something of the prompt itself, or for several answers."""
-_LEFT_OUT = ("stream_options", "max_completion_tokens", "min_tokens")
-_EMPTY = (b"null", b"false", b"0", b"1")
+_LEFT_OUT: Final = ("stream_options", "max_completion_tokens", "min_tokens")
+_EMPTY: Final = (b"null", b"false", b"0", b"1")
 
 
-_prompted = msgspec.json.Decoder(Prompted)
-_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_prompted: Final = msgspec.json.Decoder(Prompted)
+_fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def prompt_request(path: str, body: bytes) -> bytes | None:
@@ -90,7 +91,7 @@ class PairExchange(Exchange):
         if self._prefiller is None:
             super().head(status, headers)
             if self._handed_by:
-                self._answer_headers = (*self._answer_headers, (HANDED_HEADER, self._handed_by))
+                self._answer_lines += f"{HANDED_HEADER}: {self._handed_by}\r\n"
             return
         self.last_activity = now = self._client.now()
         if status >= 500:
@@ -194,7 +195,7 @@ class PairExchange(Exchange):
         if target is None:
             return
         # Another attempt computes the prompt by itself: who fetched a cache has let go of it.
-        self._request = msgspec.structs.replace(whole, body=with_field(whole.body, TRANSFER_FIELD, handed))
+        self._request = whole.saying(with_field(whole.body, TRANSFER_FIELD, handed))
         super()._send(target, anew=False)
         self._request = whole
 

@@ -8,16 +8,17 @@ they end).
 from __future__ import annotations
 
 from collections import deque
+from typing import Final
 
-KEPT = 512
-LEARNED = 20
+KEPT: Final = 512
+LEARNED: Final = 20
 """Answers from which on a model counts as known."""
-TIMES = 4.0
+TIMES: Final = 4.0
 """The longest of the last answers, so many times over, may be waited for."""
-LEAST_S = 30.0
+LEAST_S: Final = 30.0
 """A queue that fills up must not look like a death."""
-UNKNOWN_STREAM_S = 120.0
-IDLE_UPSTREAM_S = 600.0
+UNKNOWN_STREAM_S: Final = 120.0
+IDLE_UPSTREAM_S: Final = 600.0
 """A replica may think this long between two octets (paper 001's reasoning requests have a P95 of 174 s)."""
 
 

@@ -11,7 +11,8 @@ import msgspec
 from fabrictool.agent.specwatch import SpecWatch
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.domain.specs import GatewaySpec
-from fabrictool.gateway.keys import Keyring, keys_digest, read_key_file
+from fabrictool.gateway.keyfile import read_key_file
+from fabrictool.gateway.keys import Keyring, keys_digest
 from fabrictool.mesh.revocation import read_revocation
 from fabrictool.routing.policies import routing_policy
 

@@ -13,12 +13,13 @@ has another one connect to wherever it likes, and write into its caches. So both
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from fabrictool.gateway.bodies import Computed
 from fabrictool.gateway.exchange import Exchange
-from fabrictool.gateway.openai import CHAT_PATHS, ROOM_FIELDS, Computed, GatewayResponse, error_response, with_field
+from fabrictool.gateway.openai import CHAT_PATHS, ROOM_FIELDS, GatewayResponse, error_response, with_field
 from fabrictool.gateway.pairs import HANDED_OCTETS, PairExchange
 from fabrictool.mesh.framing import LEFT_HEADER
 from fabrictool.routing.candidates import ready
@@ -31,17 +32,17 @@ if TYPE_CHECKING:
     from fabrictool.routing.candidates import Refusal
     from fabrictool.routing.protocol import RequestOutcome
 
-ROOMS = (1 << 63) - (1 << 16)
+ROOMS: Final = (1 << 63) - (1 << 16)
 """Rooms are positive numbers of 64 bits; for each further prompt of a request the engines take the next one."""
-ALONE_PATHS = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
+ALONE_PATHS: Final = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
 """They compute no prompt."""
-_ONE = (b"null", b"1")
-_NOTHING = (b"null", b"false", b"0")
+_ONE: Final = (b"null", b"1")
+_NOTHING: Final = (b"null", b"false", b"0")
 
-_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-_computed = msgspec.json.Decoder(Computed)
+_computed: Final = msgspec.json.Decoder(Computed)
 
 
 def unfit(path: str, body: bytes) -> str:

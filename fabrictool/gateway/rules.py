@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from fabrictool.mesh.attestation import NoAttestation
+from fabrictool.mesh.evidence import NoAttestation
 from fabrictool.routing.admission import PRIORITIES, STANDARD
+from fabrictool.routing.candidates import TrustPolicy
 from fabrictool.routing.headroom import HeadroomPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
-    from fabrictool.mesh.attestation import Attestation
+    from fabrictool.mesh.evidence import Attestation
     from fabrictool.routing.admission import Priority
-    from fabrictool.routing.candidates import TrustPolicy
     from fabrictool.routing.protocol import RoutingPolicy
 
 
@@ -46,3 +47,21 @@ class RoutingRules:
 
     def priority_limit(self, tenant: str) -> int:
         return PRIORITIES.index(self.priorities[tenant]) if tenant in self.priorities else STANDARD
+
+
+# Wide: a line for each rule.
+def routing_rules(
+    policy: RoutingPolicy,
+    groups: Mapping[str, Iterable[str]],
+    model_providers: Mapping[str, Iterable[str]],
+    retries: int,
+    weights: Mapping[str, float] = MappingProxyType({}),
+    visible: Mapping[str, Iterable[str]] = MappingProxyType({}),
+) -> RoutingRules:
+    """Of a spec, or of a static list, in the words that these have."""
+    trust = TrustPolicy(
+        {group: frozenset(names) for group, names in groups.items()},
+        {model: frozenset(names) for model, names in model_providers.items()},
+        {model: frozenset(names) for model, names in visible.items()},
+    )
+    return RoutingRules(policy, trust, retries, weights)

@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import signal
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from fabrictool.base.errors import InvalidInputError
 from fabrictool.base.files import write_atomic
 from fabrictool.domain.specs import EXPECTED
 from fabrictool.gateway.clienttls import ClientTls
@@ -21,11 +18,11 @@ from fabrictool.gateway.following import node_body
 from fabrictool.gateway.gateway import GatewayServer
 from fabrictool.gateway.handover import Handover, take_over
 from fabrictool.gateway.keeping import budgeting, forget_old, issuing, records_folder, spooling, storing
+from fabrictool.gateway.loop import DRAIN_S, stop_event
 from fabrictool.gateway.reloading import Reloading, keyring_of
-from fabrictool.gateway.rules import RoutingRules
+from fabrictool.gateway.rules import RoutingRules, routing_rules
 from fabrictool.gateway.settling import Settling
 from fabrictool.gateway.sharing import sharing
-from fabrictool.gateway.staticlist import StaticRegistry, static_targets
 from fabrictool.mesh.attestation import SignedBuilds, read_signer
 from fabrictool.mesh.records import Lifecycle
 from fabrictool.mesh.revocation import read_revocation
@@ -34,15 +31,13 @@ from fabrictool.mesh.transport.node import MeshNode
 from fabrictool.mesh.transport.tls import IdentityFiles
 from fabrictool.mesh.transport.tracefile import TraceFile
 from fabrictool.mesh.transport.views import views_of
-from fabrictool.routing.candidates import TrustPolicy
 from fabrictool.routing.policies import routing_policy, targets_of
 from fabrictool.status.pages import serve_status
 from fabrictool.status.signs import SignsOfLife
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
+    from collections.abc import Callable, Iterable
 
     from fabrictool.base.clock import Clock
     from fabrictool.base.runfolder import RunFolder
@@ -53,7 +48,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("fabrictool.gateway")
 
-DRAIN_S = 20.0
 DRAIN_SUCCEEDED_S = 300.0
 """Where another process serves all new requests meanwhile; the applier waits so long, and a little more."""
 IDLE_SUCCEEDED_S = 5.0
@@ -79,7 +73,7 @@ async def run_on_mesh(spec: GatewaySpec, folder: RunFolder, clock: Clock) -> str
     mesh = MeshNode(IdentityFiles(folder.identity), gateway.follower, clock, hub=True, trace=trace)
     gateway.join(mesh)
     _tell_plan(gateway, spec)
-    stop = _stop_event()
+    stop = stop_event()
     async with AsyncExitStack() as stack:
         handover = Handover(gateway, mesh, folder)
         await _accept(spec, gateway, mesh, handover, stack, clock)
@@ -204,56 +198,6 @@ async def _drain(gateway: GatewayServer, mesh: MeshNode, *, succeeded: bool) -> 
     await asyncio.gather(gateway.drain(seconds, idle_s=idle_s), mesh.relays.carried_out(seconds))
 
 
-# Wide: the options of ``gateway run``, as its command passes them.
-async def run_on_list(
-    registry: StaticRegistry,
-    clock: Clock,
-    *,
-    host: str,
-    port: int,
-    keyring: Keyring | None,
-    policy_name: str,
-    retries: int,
-    tls: ClientTls | None,
-    records: Path | None,
-    ready: Callable[[str], None],
-) -> str:
-    """Serve a static list until TERM or Ctrl-C; `ready` is told the address once it accepts clients.
-
-    `records`: the folder of the request records and of budgets; None: nothing is kept. Raises FT8002 for keys with
-    budgets and no folder.
-    """
-    gateway = GatewayServer(
-        clock,
-        fabric="static",
-        rules=replace(
-            _rules(routing_policy(policy_name, random.Random(), {}, _log.warning), registry.groups, {}, retries),
-            priorities=registry.priorities,
-            aliases=registry.aliases,
-        ),
-        keyring=keyring,
-        targets=static_targets(registry),
-    )
-    stop = _stop_event()
-    if records is None and keyring is not None and keyring.budgeted:
-        message = "the key file has budgets, and there is no folder in which to keep what was spent"
-        raise InvalidInputError.of("FT8002", message, hint="give --records FOLDER")
-    async with AsyncExitStack() as stack:
-        if records is not None:
-            store = await stack.enter_async_context(storing(records, ""))
-            spool = await stack.enter_async_context(spooling(records, store, "static", "static"))
-            gateway.record_in(spool, opt_out=False)
-            await stack.enter_async_context(budgeting(gateway.accounts, store))
-        await gateway.listen(host, port, tls)
-        pages = await serve_status(gateway.status, metrics=gateway.exposition)
-        stack.push_async_callback(pages.cleanup)
-        _log.info("status and metrics on http://127.0.0.1:%d", pages.addresses[0][1])
-        ready(gateway.listen_address)
-        reason = await stop()
-        await gateway.drain(DRAIN_S)
-    return reason
-
-
 def _learn(keyring: Keyring | None, stack: AsyncExitStack) -> None:
     if keyring is not None:
         stack.callback(asyncio.create_task(_make_pseudonyms(keyring)).cancel)
@@ -286,7 +230,7 @@ def _rules_of(
     """`policy` is that of `former`, and goes on with what it has learned, where the two agree."""
     if policy is None or former is None or (spec.policy, spec.slos) != (former.policy, former.slos):
         policy = routing_policy(spec.policy, random.Random(), targets_of(spec.latency_targets), _log.warning)
-    rules = _rules(policy, spec.groups, spec.model_providers, spec.retries, spec.routing_weights, spec.visible)
+    rules = routing_rules(policy, spec.groups, spec.model_providers, spec.retries, spec.routing_weights, spec.visible)
     rules = replace(
         rules,
         affinity=spec.affinity is not False,
@@ -297,32 +241,3 @@ def _rules_of(
     if isinstance(spec.builds, msgspec.UnsetType):
         return rules
     return replace(rules, attestation=SignedBuilds(map(read_signer, spec.builds.signers), spec.builds.providers))
-
-
-def _rules(
-    policy: RoutingPolicy,
-    groups: Mapping[str, Iterable[str]],
-    model_providers: Mapping[str, Iterable[str]],
-    retries: int,
-    weights: Mapping[str, float] = MappingProxyType({}),
-    visible: Mapping[str, Iterable[str]] = MappingProxyType({}),
-) -> RoutingRules:
-    trust = TrustPolicy(
-        {group: frozenset(names) for group, names in groups.items()},
-        {model: frozenset(names) for model, names in model_providers.items()},
-        {model: frozenset(names) for model, names in visible.items()},
-    )
-    return RoutingRules(policy, trust, retries, weights)
-
-
-def _stop_event() -> Callable[[], asyncio.Future[str]]:
-    loop = asyncio.get_running_loop()
-    stopped: asyncio.Future[str] = loop.create_future()
-
-    def stop(name: str) -> None:
-        if not stopped.done():
-            stopped.set_result(f"signal {name}")
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop, number.name)
-    return lambda: stopped

@@ -16,15 +16,16 @@ import mmap
 import os
 import re
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-SEGMENT_OCTETS = 4 * 1024 * 1024
-_POPULATE_WRITE = 23
+SEGMENT_OCTETS: Final = 1024 * 1024
+"""Two of them are in memory: the one that is written, and the next."""
+_POPULATE_WRITE: Final = 23
 """MADV_POPULATE_WRITE of madvise(2). MAP_POPULATE only reads the pages of a shared mapping."""
-_NAME = re.compile(r"([0-9]{8})\.log")
+_NAME: Final = re.compile(r"([0-9]{8})\.log")
 
 
 class Cursor(NamedTuple):

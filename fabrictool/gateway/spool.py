@@ -13,7 +13,7 @@ import logging
 import os
 import shutil
 import threading
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 
     from fabrictool.gateway.records import RequestRecord
 
-MOST_OCTETS = 512 * 1024 * 1024
+MOST_OCTETS: Final = 512 * 1024 * 1024
 """About two million requests; more are lost, counted and said."""
-WAITING = 20_000
+WAITING: Final = 20_000
 """Records that wait in memory for a segment, 10 MB or so; it takes a disk a moment to allocate one."""
-FLUSH_S = 1.0
-RETRY_S = 5.0
-ADOPT_S = 60.0
-BATCH_OCTETS = 512 * 1024
-LONGEST = 64 * 1024
+FLUSH_S: Final = 1.0
+RETRY_S: Final = 5.0
+ADOPT_S: Final = 60.0
+BATCH_OCTETS: Final = 512 * 1024
+LONGEST: Final = 64 * 1024
 """Of a record; they have a few hundred octets."""
-CURSOR_FILE = "cursor"
+CURSOR_FILE: Final = "cursor"
 
 _log = logging.getLogger("fabrictool.gateway")
-_encoder = msgspec.json.Encoder()
+_encoder: Final = msgspec.json.Encoder()
 
 
 class Store(Protocol):

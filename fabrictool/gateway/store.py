@@ -25,7 +25,7 @@ from fabrictool.gateway.records import StoreAwayError
 from fabrictool.gateway.tables import BUDGETS, KEYS, LAYOUT, LAYOUT_TABLE, READABLE, REQUESTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from sqlalchemy import Select
     from sqlalchemy.engine import Connection, Engine
@@ -94,8 +94,10 @@ class RecordStore:
         else:
             self._engine = _file_engine(url, read_only=read_only)
         insert_new = postgresql.insert if self._postgres else sqlite.insert
-        prepared = insert_new(REQUESTS).on_conflict_do_nothing().compile(dialect=self._engine.dialect)
-        self._insert, self._order = str(prepared), prepared.positiontup
+        # Values by their places, with either database: a row is a tuple. Other queries go by names.
+        spoken: Any = type(self._engine.dialect)
+        by_place = spoken(paramstyle="format" if self._postgres else "qmark")
+        self._insert = str(insert_new(REQUESTS).on_conflict_do_nothing().compile(dialect=by_place))
         self._open_account = insert_new(BUDGETS).on_conflict_do_nothing()
         try:
             with self._transaction() as connection:
@@ -104,12 +106,10 @@ class RecordStore:
             self.close()
             raise
 
-    def put(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Insert those that are not there yet; raises StoreAwayError."""
-        order = self._order  # SQLite's driver wants values in order
-        values: list[Any] = list(rows) if order is None else [tuple(map(row.__getitem__, order)) for row in rows]
+    def put(self, rows: list[tuple[Any, ...]]) -> None:
+        """Insert those that are not there yet, each with the values of `COLUMNS`; raises StoreAwayError."""
         with self._transaction() as connection:
-            connection.exec_driver_sql(self._insert, values)
+            connection.exec_driver_sql(self._insert, rows)
 
     def read(self, query: Select[Any]) -> list[tuple[Any, ...]]:
         """The rows of a query; raises StoreAwayError."""

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -26,7 +27,7 @@ from fabrictool.gateway.keyrecords import KeyChanges, KeyState, KeyUsage
 from fabrictool.gateway.records import RequestRecord, StoreAwayError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from io import BufferedRWPair
 
     from fabrictool.gateway.store import RecordStore
@@ -37,8 +38,11 @@ END_S = 10.0
 NICENESS = 5
 """The requests of the gateway beside it go first."""
 _LENGTH = struct.Struct("<I")
-_MOST = 1 << 62
-"""What fits into a column."""
+_NUL = rb"\u0000"
+"""PostgreSQL's texts have none."""
+_FURTHER = attrgetter(*[name for name in RequestRecord.__struct_fields__ if name != "id"])
+"""The columns that follow those of a record's origin, which follow its id: one call for all of them, for each record
+is paid for here."""
 CALL_S = 60.0
 """A database whose host is gone without a word would be waited for as long as its network likes."""
 
@@ -281,7 +285,7 @@ class _Served:
     def _carry_out(self, store: RecordStore, asks: Asks) -> Answer:
         match asks:
             case Put(fabric, gateway, lines):
-                rows = [row for line in lines if (row := self._row(line, fabric, gateway))]
+                rows = self._rows(fabric, gateway, lines)
                 if rows:
                     store.put(rows)
                 return Answer(len(lines) - len(rows))
@@ -301,19 +305,22 @@ class _Served:
 
                 return Answer(usage=key_usage(store, fabric, since=begin, until=end))
 
-    def _row(self, line: bytes, fabric: str, gateway: str) -> dict[str, Any]:
-        """The columns of the store's table; empty for a line that is no record."""
-        try:
-            record = self._decoder.decode(line)
-        except msgspec.DecodeError:
-            return {}
-        columns = {
-            name: value.replace("\0", "") if isinstance(value, str) else value  # PostgreSQL's texts have no NUL
-            for name, value in msgspec.structs.asdict(record).items()
-        }
-        if any(isinstance(value, int) and not 0 <= value < _MOST for value in columns.values()):
-            return {}
-        return columns | {"fabric": fabric, "gateway": gateway, "hour": int(record.at // 3600)}
+    def _rows(self, fabric: str, gateway: str, lines: Sequence[bytes]) -> list[tuple[Any, ...]]:
+        """Of the store's table; without those lines that are no records."""
+        decode, rows = self._decoder.decode, []
+        for line in lines:
+            try:
+                record = decode(line)
+            except msgspec.DecodeError:
+                continue
+            if _NUL in line:
+                record = msgspec.convert(_without_nul(msgspec.structs.asdict(record)), RequestRecord)
+            rows.append((record.id, fabric, gateway, int(record.at // 3600), *_FURTHER(record)))
+        return rows
+
+
+def _without_nul(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value.replace("\0", "") if isinstance(value, str) else value for name, value in fields.items()}
 
 
 def serve() -> None:

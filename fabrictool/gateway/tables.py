@@ -42,6 +42,8 @@ REQUESTS = Table(
 )
 """The fields of `RequestRecord`, who wrote it, and the hour of `at` since 1970: hours and days are sums of whole
 numbers in any database."""
+COLUMNS = tuple(column.name for column in REQUESTS.columns)
+"""In the order in which a row has them."""
 Index("fabrictool_requests_at", REQUESTS.c.at)
 _of = REQUESTS.c
 IS_DEMAND = (_of.status < 400) & _of.end.in_(("answered", "cancelled"))

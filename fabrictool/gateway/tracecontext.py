@@ -10,8 +10,6 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fabrictool.gateway.http import ClientRequest
-
 PARENT_OCTETS = 128
 """Later versions may append to the 55 octets of version 00."""
 STATE_OCTETS = 512
@@ -43,13 +41,6 @@ class TraceContext(msgspec.Struct, frozen=True):
     def sampled(self) -> bool:
         """Whether who asks may keep its own part."""
         return bool(int(self.parent[53:55], 16) & SAMPLED)
-
-
-def trace_of(request: ClientRequest) -> TraceContext | None:
-    """As its headers say; most have none, and pay nothing."""
-    if "traceparent" not in request.fields:
-        return None
-    return trace_context(request.values("traceparent"), request.values("tracestate"))
 
 
 def trace_context(parents: Sequence[str], states: Sequence[str]) -> TraceContext | None:

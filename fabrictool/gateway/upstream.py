@@ -7,7 +7,7 @@ import errno
 import os
 from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 import httptools
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from fabrictool.mesh.transport.node import MeshNode
     from fabrictool.mesh.transport.tunnel import Tunnel
 
-CONNECT_SECONDS = 5.0
-IDLE_S = 4.0
+CONNECT_SECONDS: Final = 5.0
+IDLE_S: Final = 4.0
 """A connection that has been idle for longer is not used again: uvicorn, below vLLM and SGLang, closes it after 5 s."""
-IDLE_KEPT = 256
+IDLE_KEPT: Final = 256
 """Connections to one server that wait for a request."""
-_SIZES = frozenset({b"content-length", b"transfer-encoding"})
-ANSWER_HEAD_OCTETS = 64 * 1024
+_SIZES: Final = frozenset({b"content-length", b"transfer-encoding"})
+ANSWER_HEAD_OCTETS: Final = 64 * 1024
 
-_OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+_OURS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 """Why this system makes no connection, to whomever."""
 
 Headers = tuple[tuple[str, str], ...]
@@ -43,7 +43,7 @@ class Caller:
     """Pseudonym; see `keys.pseudonym_of`."""
 
 
-NOBODY = Caller()
+NOBODY: Final = Caller()
 
 
 class Connector(Protocol):
@@ -102,7 +102,7 @@ class Upstream:
 
     __slots__ = (
         "_bodies", "_connecting", "_done", "_head_octets", "_head_seen", "_headers", "_heard", "_keep", "_listener",
-        "_parser", "_sized", "_transport", "idle_since", "used",
+        "_parser", "_paused", "_sized", "_transport", "idle_since", "used",
     )  # fmt: skip
 
     def __init__(self, listener: AnswerListener, keep: Callable[[Upstream], None] | None = None) -> None:
@@ -115,7 +115,7 @@ class Upstream:
         self._transport: asyncio.Transport | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._head_octets = 0
-        self._head_seen = self._sized = self._done = self._heard = False
+        self._head_seen = self._sized = self._done = self._heard = self._paused = False
         self.used = False
         """Whether it carried a request before."""
         self.idle_since = 0.0
@@ -163,10 +163,12 @@ class Upstream:
             listener.failed(reason, refused=refused)
 
     def pause_reading(self) -> None:
+        self._paused = True
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
+        self._paused = False
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
@@ -272,7 +274,8 @@ class Upstream:
             return
         self._listener = None
         if self._keep is not None and self._sized and self.usable:
-            self.resume_reading()  # a client that took its last octets slowly had it stopped
+            if self._paused:  # a client took its last octets slowly
+                self.resume_reading()
             self._keep(self)
         else:
             asyncio.get_running_loop().call_soon(self.close)

@@ -7,37 +7,39 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
 from fabrictool.gateway.figures import EngineUsage, Figured
 from fabrictool.gateway.openai import with_field
 
-_TOKEN = re.compile(
+_TOKEN: Final = re.compile(
     rb'"(?:content|reasoning_content|reasoning|text|arguments|delta|thinking|partial_json)"\s*:\s*"(?!")'
 )
 """Text in a streamed event: an engine sends one such event a token, and others for the role, the usage and the end."""
-_FIGURES = re.compile(rb'"usage"\s*:\s*\{')
-TAIL_OCTETS = 64 * 1024
+_FIGURES: Final = re.compile(rb'"usage"\s*:\s*\{')
+TAIL_OCTETS: Final = 64 * 1024
 """Of a whole answer that is too large to be held: its figures stand at its end."""
-_decoder = msgspec.json.Decoder(Figured)
+_decoder: Final = msgspec.json.Decoder(Figured)
 
 
-@dataclass(slots=True)
 class Usage:
     """Of one request, so far."""
 
-    prompt: int = 0
-    cached: int = 0
-    completion: int = 0
-    counted: bool = False
-    """The engine has said what all of it took, and not only its prompt."""
-    response: str = ""
-    """The id of the answer, by which a later request may refer to it."""
-    fresh: int = 0
-    """Of Anthropic's figures: the prompt without what came from a cache, or went into one."""
-    stored: int = 0
+    __slots__ = ("cached", "completion", "counted", "fresh", "prompt", "response", "stored")
+
+    def __init__(self) -> None:
+        self.prompt = 0
+        self.cached = 0
+        self.completion = 0
+        self.counted = False
+        """The engine has said what all of it took, and not only its prompt."""
+        self.response: str = ""
+        """The id of the answer, by which a later request may refer to it."""
+        self.fresh = 0
+        """Of Anthropic's figures: the prompt without what came from a cache, or went into one."""
+        self.stored = 0
 
     def read(self, text: bytes) -> bool:
         """Take the figures of one JSON text; returns whether they were all that it said, without any choice."""
@@ -69,21 +71,24 @@ class Usage:
 
     def _take(self, usage: EngineUsage) -> None:
         """What is not said again stands."""
-        details = usage.prompt_tokens_details or usage.input_tokens_details
-        if usage.prompt_tokens is not None:
-            self.prompt = usage.prompt_tokens
+        input_tokens, input_details = usage.input_tokens, usage.input_tokens_details
+        cache_read = usage.cache_read_input_tokens
+        details, prompt = usage.prompt_tokens_details or input_details, usage.prompt_tokens
+        if prompt is not None:
+            self.prompt = prompt
         if details is not None and details.cached_tokens is not None:
             self.cached = details.cached_tokens
-        if usage.input_tokens is not None and usage.input_tokens_details is not None:
-            self.prompt = usage.input_tokens
-        elif usage.input_tokens is not None or usage.cache_read_input_tokens is not None:
-            self.fresh = self.fresh if usage.input_tokens is None else usage.input_tokens
-            self.cached = self.cached if usage.cache_read_input_tokens is None else usage.cache_read_input_tokens
-            self.stored = (
-                self.stored if usage.cache_creation_input_tokens is None else usage.cache_creation_input_tokens
-            )
+        if input_tokens is not None and input_details is not None:
+            self.prompt = input_tokens
+        elif input_tokens is not None or cache_read is not None:
+            self.fresh = self.fresh if input_tokens is None else input_tokens
+            self.cached = self.cached if cache_read is None else cache_read
+            stored = usage.cache_creation_input_tokens
+            self.stored = self.stored if stored is None else stored
             self.prompt = self.fresh + self.cached + self.stored
-        completion = usage.completion_tokens if usage.completion_tokens is not None else usage.output_tokens
+        completion = usage.completion_tokens
+        if completion is None:
+            completion = usage.output_tokens
         if completion is not None:
             self.completion = completion
 
@@ -129,4 +134,4 @@ def with_usage(body: bytes, *, options: bool, always: bool = False) -> bytes:
     return msgspec.json.encode(fields | {"stream_options": wishes})
 
 
-_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
 import msgspec
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("fabrictool.gateway")
 
-HELD_MOST = 1024
+HELD_MOST: Final = 1024
 """Requests for one model; their bodies are in memory."""
-WANTED_S = 900.0
+WANTED_S: Final = 900.0
 """After the last request a model is wanted for so long, though nobody waits: its clients were told to come again."""
-SHORT_S = 10.0
+SHORT_S: Final = 10.0
 """Requests that wait so long for room at the replicas that serve want one more."""
-UNKNOWN_S = 30.0
+UNKNOWN_S: Final = 30.0
 """Until a client is to come again, where nothing is known."""
-LONGEST_AGAIN_S = 3600.0
-EXPECTED_LOOK_S = 2.0
+LONGEST_AGAIN_S: Final = 3600.0
+EXPECTED_LOOK_S: Final = 2.0
 
 _expected = msgspec.json.Decoder(dict[str, float])
 
@@ -96,7 +96,7 @@ class Waking:
 
     def leave(self, request: Sleeper) -> None:
         """It ended; perhaps it waited."""
-        held = self._held.get(request.model)
+        held = self._held.get(request.model) if self._held else None
         if held is not None:
             held.pop(request, None)
 

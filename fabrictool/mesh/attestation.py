@@ -12,7 +12,7 @@ keeps out old builds and changed ones of whoever does not lie.
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -40,20 +40,6 @@ class Build(msgspec.Struct, frozen=True, array_like=True):
     signer: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
     """Public key."""
     signature: Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
-
-
-class Attestation(Protocol):
-    """Judges the evidence of nodes."""
-
-    def refusal(self, node: NodeBody) -> str:
-        """Why nothing is sent to this node, in words; "" where something may be."""
-
-
-class NoAttestation:
-    """Every node is taken as it is."""
-
-    def refusal(self, node: NodeBody) -> str:
-        return ""
 
 
 class SignedBuilds:

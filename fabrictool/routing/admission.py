@@ -14,30 +14,30 @@ import math
 import sys
 from bisect import bisect, insort
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Literal, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
 Priority = Literal["interactive", "standard", "batch"]
-PRIORITIES: tuple[Priority, ...] = ("interactive", "standard", "batch")
+PRIORITIES: Final[tuple[Priority, ...]] = ("interactive", "standard", "batch")
 """The most important first; elsewhere a class is its index here."""
 INTERACTIVE, STANDARD, BATCH = range(3)
 PATIENCE_S = (30.0, 120.0, 600.0)
 """How long a request of a class waits at most, if it does not say."""
 LIMIT = 1024
 """Requests of one model that may wait."""
-OVER = 0.1
+OVER: Final = 0.1
 """Of a replica's slots: so many more are sent, so that an engine whose step ends has the next one there."""
-RESERVE = 0.1
+RESERVE: Final = 0.1
 """Of a replica's slots: what batch never gets, so that somebody in a hurry finds one."""
-LEARNED = 8
+LEARNED: Final = 8
 """Starts from which on the pace of a queue is known."""
-NEWS = 0.1
-SURE = 1.25
+NEWS: Final = 0.1
+SURE: Final = 1.25
 """Who is expected to wait nearly as long as he may is refused: an expectation is too short half of the time."""
 RETRY_S = (1.0, 60.0)
-_LAST = sys.maxsize
+_LAST: Final = sys.maxsize
 
 
 class Slotted(Protocol):
@@ -74,16 +74,16 @@ def with_room(candidates: Sequence[S], priority: int) -> Sequence[S]:
     ]
 
 
-@dataclass(slots=True, eq=False)
 class Waiter(Generic[T]):
     """Somebody with a place in a queue."""
 
-    item: T
-    priority: int
-    deadline: float
-    kind: Hashable
-    """Those of a kind may go to the same replicas: where there is no room for one there is none for the next."""
-    number: int = 0
+    def __init__(self, item: T, priority: int, deadline: float, kind: Hashable) -> None:
+        """Those of a `kind` may go to the same replicas: where there is no room for one there is none for the next."""
+        self.item = item
+        self.priority = priority
+        self.deadline = deadline
+        self.kind = kind
+        self.number = 0
 
     @property
     def order(self) -> tuple[float, int]:

@@ -10,15 +10,15 @@ spreads by itself.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 from zlib import crc32
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SLACK = 2.0
+SLACK: Final = 2.0
 """Requests. Less: conversations move at any small difference, and their prefix is computed again."""
-FACTOR = 1.25
+FACTOR: Final = 1.25
 
 
 class Hashable(Protocol):

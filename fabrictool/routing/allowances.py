@@ -12,25 +12,31 @@ and when. What a gateway that dies has in its purse is lost to the budget.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 if TYPE_CHECKING:
     from fabrictool.domain.terms import KeyLimits
 
 Limited = Literal["requests", "tokens", "concurrency"]
-MINUTE_S = 60.0
-RETRY_S = 1.0
+MINUTE_S: Final = 60.0
+RETRY_S: Final = 1.0
 """Nobody knows when an open request ends."""
 
 
-@dataclass(slots=True)
 class Bucket:
     """Full at first; `level` may be negative."""
 
-    per_minute: int
-    level: float
-    at: float
+    __slots__ = ("at", "level", "per_minute")
+
+    def __init__(
+        self,
+        per_minute: int,
+        level: float,
+        at: float,
+    ) -> None:
+        self.per_minute = per_minute
+        self.level = level
+        self.at = at
 
     def fill(self, now: float) -> None:
         self.level = min(self.per_minute, self.level + (now - self.at) * self.per_minute / MINUTE_S)
@@ -44,10 +50,10 @@ class Bucket:
 class Allowance:
     """The limits of one key or one model; times are seconds of a monotonic clock."""
 
-    __slots__ = ("_elsewhere", "_limits", "_open", "_requests", "_tokens", "begun", "used")
+    __slots__ = ("_concurrency", "_elsewhere", "_open", "_requests", "_tokens", "begun", "used")
 
     def __init__(self, limits: KeyLimits, now: float) -> None:
-        self._limits = limits
+        self._concurrency = limits.concurrency
         self._open = 0
         self._elsewhere: dict[str, int] = {}
         """Another process that shares these limits → how many of its requests are open."""
@@ -67,18 +73,18 @@ class Allowance:
             bucket.fill(now)
             bucket.level = min(bucket.level, rate) if bucket.per_minute else rate
             bucket.per_minute = rate
-        self._limits = limits
+        self._concurrency = limits.concurrency
 
     def refusal(self, now: float) -> tuple[Limited, float] | None:
         """What is exceeded, and after how many seconds to ask again; None: go on, and `begin`."""
-        limits = self._limits
-        if limits.concurrency and self._open + sum(self._elsewhere.values()) >= limits.concurrency:
+        elsewhere = sum(self._elsewhere.values()) if self._elsewhere else 0
+        if self._concurrency and self._open + elsewhere >= self._concurrency:
             return "concurrency", RETRY_S
-        if limits.requests_per_minute:
+        if self._requests.per_minute:
             self._requests.fill(now)
             if self._requests.level < 1:
                 return "requests", self._requests.wait(1)
-        if limits.tokens_per_minute:
+        if self._tokens.per_minute:
             self._tokens.fill(now)
             if self._tokens.level < 1:
                 return "tokens", self._tokens.wait(1)

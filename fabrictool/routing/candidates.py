@@ -69,12 +69,12 @@ class TrustPolicy:
 R = TypeVar("R", bound=RoutableReplica)
 
 
-@dataclass(frozen=True, slots=True)
 class Selection(Generic[R]):
     """The candidates, or why there are none."""
 
-    candidates: tuple[R, ...]
-    refusal: Refusal | None = None
+    def __init__(self, candidates: tuple[R, ...], refusal: Refusal | None = None) -> None:
+        self.candidates = candidates
+        self.refusal: Refusal | None = refusal
 
 
 def entitled(

@@ -10,15 +10,15 @@ If everybody is out, nobody is: a wrong verdict must not refuse what somebody mi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-FAILURES = 2
+FAILURES: Final = 2
 """On end, that take a server out which does accept connections."""
-OUT_S = 1.0
-OUT_MAX_S = 30.0
+OUT_S: Final = 1.0
+OUT_MAX_S: Final = 30.0
 
 
 class Ejection:

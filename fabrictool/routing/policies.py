@@ -8,12 +8,11 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.base.plugins import ROUTING_POLICIES as PLUGINS
 from fabrictool.base.plugins import plugin_names
-from fabrictool.domain.blueprint import ROUTING_POLICIES
 from fabrictool.routing.headroom import HeadroomPolicy, PackingPolicy
 from fabrictool.routing.plugins import plugged_in
 from fabrictool.routing.protocol import ANY_REQUEST, LOST, Candidate, PolicyMeans, StreamTarget
@@ -26,12 +25,12 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound=Candidate)
 
-GOLDEN = 0.6180339887498949
-CREDITS_KEPT = 4096
+GOLDEN: Final = 0.6180339887498949
+CREDITS_KEPT: Final = 4096
 """Candidates, of all models and of those that are gone, whose turns are remembered."""
-ANSWER_TOKENS = 256.0
+ANSWER_TOKENS: Final = 256.0
 """What an answer is thought to cost before any was seen."""
-MEMORY = 0.95
+MEMORY: Final = 0.95
 """Of a moving mean, at each sample."""
 
 
@@ -180,7 +179,7 @@ class PowerOfTwoPolicy:
         return work + max(0.0, candidate.load - number) * self._middling
 
 
-_MADE_BY: dict[str, Callable[[PolicyMeans], RoutingPolicy]] = {
+_MADE_BY: Final[dict[str, Callable[[PolicyMeans], RoutingPolicy]]] = {
     "least-loaded": lambda means: LeastLoadedPolicy(means.rng),
     "random": lambda means: RandomPolicy(means.rng),
     "round-robin": lambda _: RoundRobinPolicy(),
@@ -205,7 +204,7 @@ def targets_of(seconds: Mapping[str, tuple[float | None, float | None]]) -> dict
 
 def policy_names() -> tuple[str, ...]:
     """Those that come with fabrictool, then those that are installed here."""
-    return (*ROUTING_POLICIES, *(name for name in plugin_names(PLUGINS) if name not in _MADE_BY))
+    return (*_MADE_BY, *(name for name in plugin_names(PLUGINS) if name not in _MADE_BY))
 
 
 def routing_policy(

@@ -8,19 +8,19 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-PREFIX = "x-fabric-"
-HEADERS = (
+PREFIX: Final = "x-fabric-"
+HEADERS: Final = (
     "x-fabric-min-bits", "x-fabric-devices", "x-fabric-min-context", "x-fabric-engines", "x-fabric-sites",
     "x-fabric-labels",
 )  # fmt: skip
-_NAMED = frozenset(HEADERS)
-KEPT = 1024
-LONGEST = 1000
+_NAMED: Final = frozenset(HEADERS)
+KEPT: Final = 1024
+LONGEST: Final = 1000
 """Letters of a header."""
 
 
@@ -83,7 +83,7 @@ class Requirements:
         return left
 
 
-ANYTHING = Requirements()
+ANYTHING: Final = Requirements()
 
 
 def bits_of(precision: str) -> int:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from fabrictool.base.errors import FabrictoolError, InvalidInputError, Place, Problem
 from fabrictool.blueprint.secrets import resolve
 from fabrictool.domain.evidence import ADMIN, KeysSeen
-from fabrictool.gateway.keys import KeyRow, encode_keys, hash_key, keys_digest
+from fabrictool.gateway.keyfile import KeyRow, encode_keys
+from fabrictool.gateway.keys import hash_key, keys_digest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

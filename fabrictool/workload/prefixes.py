@@ -7,21 +7,21 @@ SipHash under a secret that the process draws at its start.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-BLOCK_TOKENS = 16
-BLOCK = 64
+BLOCK_TOKENS: Final = 16
+BLOCK: Final = 64
 """Octets: English has four in a token."""
-STRIDE = 1024
+STRIDE: Final = 1024
 """Octets that are compared at a time before blocks are: most of a long conversation was there before."""
-LEAST = 1024
+LEAST: Final = 1024
 """Octets of a text that is worth the time."""
-MOST = 256 * 1024
+MOST: Final = 256 * 1024
 """Octets that are looked at: of longer texts the beginning."""
-REMEMBERED = 50_000
+REMEMBERED: Final = 50_000
 """Blocks, 800,000 tokens and about 5 MB, twice. More: reuse is seen after a longer time."""
 
 

@@ -14,7 +14,6 @@ from fabrictool.cli.main import main
 from fabrictool.mesh.attestation import (
     BUILD_FILE,
     Build,
-    NoAttestation,
     SignedBuilds,
     digest_of,
     read_build,
@@ -22,6 +21,7 @@ from fabrictool.mesh.attestation import (
     read_signing_key,
     sign_build,
 )  # fmt: skip
+from fabrictool.mesh.evidence import NoAttestation
 from tests.mesh.signed_records import SESSIONS, node
 
 

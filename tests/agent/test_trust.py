@@ -15,7 +15,8 @@ from fabrictool.agent.guarding import GATEWAY_GRACE_S, GROUP_GRACE_S, Guard
 from fabrictool.base.clock import SystemClock
 from fabrictool.base.runfolder import RunFolder
 from fabrictool.domain.specs import AgentSpec, AgentTrust, GatewaySpec, HostPort, encode_spec, mark_of
-from fabrictool.gateway.keys import Keyring, KeyRow, encode_keys, hash_key, keys_digest
+from fabrictool.gateway.keyfile import KeyRow, encode_keys
+from fabrictool.gateway.keys import Keyring, hash_key, keys_digest
 from fabrictool.gateway.run import run_on_mesh
 from fabrictool.mesh.framing import StreamHead
 from tests.agent.test_agent import ScriptedAdapter

@@ -44,6 +44,8 @@ OPEN_STREAMS = 2000
 CANCELS = 100
 SLOW_MS = 3000
 """Between two tokens of the streams that are only held open."""
+REST_S = 150
+"""A purse that nobody used is given back after a minute, and the process that did so ends a minute later."""
 GATEWAY_CORE, LOAD_CORE = "0", "1"
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hello, how are you today?"}], "max_tokens": TOKENS}
 WRK = """wrk.method = "POST"
@@ -277,6 +279,19 @@ def one_gateway(folder, name, engines):
     return row
 
 
+def resting_mb(folder, engine):
+    """Of each of ours the memory after minutes without requests, when the process that writes records has ended."""
+    with contextlib.ExitStack() as stack:
+        pids = {}
+        for name in ("ours, compiled", "ours"):
+            port = free_port()
+            with contextlib.suppress(RuntimeError):
+                command = GATEWAYS[name](folder, engine, port)
+                pids[name] = stack.enter_context(running(GATEWAY_CORE, command, port))
+        time.sleep(REST_S)
+        return {name: memory_mb(pid) for name, pid in pids.items()}
+
+
 def asked_for_a_stream(port):
     """A client's socket, its request sent."""
     body = json.dumps(BODY | {"stream": True})
@@ -457,6 +472,8 @@ def measure(folder, ports):
     print(f"ours and aiohttp on Python {platform.python_version()} ({Path(sys.executable).resolve()})")
     table(rows)
     verdicts(rows)
+    for name, megabytes in resting_mb(folder, ports[0]).items():
+        print(f"  {name}, after 150 s without requests: {megabytes:.1f} MB")
 
 
 if __name__ == "__main__":

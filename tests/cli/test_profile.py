@@ -10,6 +10,7 @@ from fabrictool.domain.blueprint import Demand
 from fabrictool.gateway.records import RequestRecord
 from fabrictool.gateway.store import RecordStore
 from tests.cli.test_calibrate import SERVICE, records, write_lines
+from tests.gateway.rows import put
 
 BEGIN = 1_763_769_600.0
 """2025-11-22, 0:00 UTC."""
@@ -18,11 +19,12 @@ SINCE = ("--since", "2025-11-01")
 
 def fill(path, rows):
     store = RecordStore(str(path))
-    store.put(
+    put(
+        store,
         [
             {"fabric": "f", "gateway": "g", "hour": int(record.at // 3600)} | msgspec.structs.asdict(record)
             for record in rows
-        ]
+        ],
     )
     store.close()
 

@@ -11,6 +11,7 @@ from fabrictool.gateway.keeping import RECORDS_FILE, records_folder
 from fabrictool.gateway.records import RequestRecord
 from fabrictool.gateway.store import RecordStore
 from tests.gateway.conftest import postgres  # noqa: F401 - a fixture
+from tests.gateway.rows import put
 
 DAY = 1_763_769_600.0
 """2025-11-22, 0:00 UTC."""
@@ -25,14 +26,15 @@ def fill(store):
         return msgspec.structs.asdict(record) | names | {"hour": int(at // 3600)}
 
     counted = {"prompt_tokens": 100, "completion_tokens": 7, "cached_tokens": 64, "counted": True}
-    store.put(
+    put(
+        store,
         [
             row(1, "anna", "m", DAY + 10, provider="alpha", **counted),
             row(2, "anna", "m", DAY + 3700, provider="beta", ttft_s=0.5, stream=True, **counted),
             row(3, "ben", "n", DAY + 20, provider="alpha", **counted),
             row(4, "ben", "m", DAY + 30, status=503, end="refused"),
             row(5, "ben", "m", DAY + 90000, provider="alpha", end="broken", completion_tokens=3),
-        ]
+        ],
     )
     store.close()
 

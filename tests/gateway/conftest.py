@@ -14,7 +14,8 @@ from aiohttp import web
 
 from fabrictool.engines.protocol import FULL_HEADER
 from fabrictool.gateway.gateway import GatewayServer
-from fabrictool.gateway.keys import Keyring, KeyRow, hash_key
+from fabrictool.gateway.keyfile import KeyRow
+from fabrictool.gateway.keys import Keyring, hash_key
 from fabrictool.gateway.rules import RoutingRules
 from fabrictool.gateway.staticlist import StaticNode, StaticRegistry, static_targets
 from fabrictool.routing.candidates import TrustPolicy

@@ -16,7 +16,8 @@ from fabrictool.base.clock import SystemClock
 from fabrictool.base.runfolder import RunFolder
 from fabrictool.domain.specs import RecordsSpec
 from fabrictool.gateway.keeping import records_folder, spooling
-from fabrictool.gateway.run import run_on_list, run_on_mesh
+from fabrictool.gateway.run import run_on_mesh
+from fabrictool.gateway.runlist import run_on_list
 from fabrictool.gateway.staticlist import StaticNode, StaticRegistry
 from fabrictool.gateway.store import RecordStore
 from fabrictool.gateway.storeprocess import StoreProcess

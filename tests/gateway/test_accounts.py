@@ -18,10 +18,12 @@ from fabrictool.base.errors import FabrictoolError, InvalidInputError
 from fabrictool.domain.terms import BudgetTerms, KeyLimits, Terms
 from fabrictool.gateway.accounts import KeyAccounts, Ticket, most_tokens, period_of
 from fabrictool.gateway.keeping import RECORDS_FILE, budgeting, records_folder
-from fabrictool.gateway.keys import Consumer, Keyring, KeyRow, encode_keys, hash_key
+from fabrictool.gateway.keyfile import KeyRow, encode_keys
+from fabrictool.gateway.keys import Consumer, Keyring, hash_key
 from fabrictool.gateway.openai import GatewayResponse, peek
 from fabrictool.gateway.records import RequestRecord
-from fabrictool.gateway.run import run_on_list, run_on_mesh
+from fabrictool.gateway.run import run_on_mesh
+from fabrictool.gateway.runlist import run_on_list
 from fabrictool.gateway.staticlist import StaticNode, StaticRegistry
 from fabrictool.gateway.store import RecordStore
 from fabrictool.gateway.storeprocess import StoreProcess

@@ -8,7 +8,8 @@ import pytest
 from fabrictool.domain.steps import MeasuredSteps
 from fabrictool.domain.terms import KeyLimits, Terms
 from fabrictool.gateway.directory import Directory
-from fabrictool.gateway.keys import Keyring, KeyRow, hash_key
+from fabrictool.gateway.keyfile import KeyRow
+from fabrictool.gateway.keys import Keyring, hash_key
 from fabrictool.mesh.records import Lifecycle, NodeBody, ServiceBody
 from fabrictool.mesh.registry import Serving
 

@@ -19,7 +19,8 @@ from fabrictool.gateway.directory import RoutingTarget
 from fabrictool.gateway.exchange import Exchange
 from fabrictool.gateway.gateway import GatewayServer
 from fabrictool.gateway.http import ClientRequest
-from fabrictool.gateway.keys import Keyring, KeyRow, hash_key
+from fabrictool.gateway.keyfile import KeyRow
+from fabrictool.gateway.keys import Keyring, hash_key
 from fabrictool.gateway.rules import RoutingRules
 from fabrictool.mesh.framing import StreamHead
 from fabrictool.routing.candidates import TrustPolicy
@@ -83,7 +84,10 @@ class Client:
     def answer(self, answer):
         self.answers.append(answer.status)
 
-    def begin(self, status, headers):
+    def deliver(self, status, kind, lines, body):
+        self.answers.append(status)
+
+    def begin(self, status, kind, lines):
         self.answers.append(status)
 
     def chunk(self, data):

@@ -16,6 +16,7 @@ from fabrictool.gateway.store import RecordStore
 from fabrictool.gateway.storeprocess import StoreProcess
 from fabrictool.gateway.tables import REQUESTS
 from fabrictool.workload.profile import profiles
+from tests.gateway.rows import put
 
 EVER = Choice(0.0, 1e12)
 HOUR = 3600.0
@@ -36,7 +37,8 @@ def store(request, tmp_path):
 
 
 def test_a_trace_has_what_was_answered_and_says_what_it_left_out(store):
-    store.put(
+    put(
+        store,
         [
             row(1, 1000.0, ttft_s=0.5, stream=True),
             row(2, 1002.0, prefix_of="r1", prefix_tokens=48, e2e_s=1.5),
@@ -45,7 +47,7 @@ def test_a_trace_has_what_was_answered_and_says_what_it_left_out(store):
             row(5, 1005.0, status=503, end="refused"),
             row(6, 1006.0, model="other", replica="other/0"),
             row(7, 1007.0, completion_tokens=0),
-        ]
+        ],
     )
     trace = recorded(store, "it", EVER)
     assert trace.arrival.tolist() == [0.0, 2.0, 3.0, 6.0]
@@ -70,14 +72,15 @@ def test_forgotten_records_leave_the_same_demand(store):
         at += draws.expovariate(0.05)
         rows.append(row(number, at, model=draws.choice("ab"), prompt_tokens=draws.randint(1, 4000)))
     late = rows[::7]
-    store.put(
-        [it for it in rows if it not in late] + [row("x", 5.0, end="broken"), {**row("y", at), "fabric": "other"}]
+    put(
+        store,
+        [it for it in rows if it not in late] + [row("x", 5.0, end="broken"), {**row("y", at), "fabric": "other"}],
     )
-    store.put([{**row("z", 5.0), "fabric": "other"}])
+    put(store, [{**row("z", 5.0), "fabric": "other"}])
     before = at - 2.5 * HOUR
     while store.forget("f", before):
         pass
-    store.put(late)
+    put(store, late)
     assert store.forget("f", before) == sum(it["hour"] < before // HOUR for it in late)
     (kept, oldest) = store.read(select(func.count(), func.min(REQUESTS.c.hour)).where(REQUESTS.c.fabric == "f"))[0]
     assert kept == sum(it["hour"] >= before // HOUR for it in rows)
@@ -108,7 +111,7 @@ def test_a_store_of_the_release_before_is_read_as_it_is(tmp_path):
     assert len(demand_hours(store, since=0.0, until=1e12)) == 1
     store.close()
     grown = RecordStore(str(path))
-    grown.put([row(2, 20.0, prefix_of="r1", prefix_tokens=16)])
+    put(grown, [row(2, 20.0, prefix_of="r1", prefix_tokens=16)])
     assert recorded(grown, "it", EVER).chain is not None
     grown.close()
 

@@ -16,7 +16,8 @@ from fabrictool.base.runfolder import RunFolder
 from fabrictool.domain.specs import GatewaySpec, HostPort, encode_spec
 from fabrictool.gateway import handover
 from fabrictool.gateway.handover import SOCKET, take_over
-from fabrictool.gateway.keys import encode_keys, hash_key, keys_digest
+from fabrictool.gateway.keyfile import encode_keys
+from fabrictool.gateway.keys import hash_key, keys_digest
 from fabrictool.gateway.reloading import KEYS_FILE
 from fabrictool.gateway.run import run_on_mesh
 from tests.gateway.conftest import until

@@ -15,7 +15,8 @@ from aiohttp import web
 from fabrictool.domain.terms import BudgetTerms, KeyLimits, Terms
 from fabrictool.gateway.accounts import KeyAccounts
 from fabrictool.gateway.keeping import RECORDS_FILE, budgeting, spooling
-from fabrictool.gateway.keys import Consumer, Keyring, KeyRow, hash_key
+from fabrictool.gateway.keyfile import KeyRow
+from fabrictool.gateway.keys import Consumer, Keyring, hash_key
 from fabrictool.gateway.records import RequestRecord, StoreAwayError
 from fabrictool.gateway.staticlist import StaticNode
 from fabrictool.gateway.store import RecordStore

@@ -22,7 +22,8 @@ from fabrictool.base.errors import InvalidInputError, Problem
 from fabrictool.domain.specs import encode_spec
 from fabrictool.gateway.issued import ATTEMPTS, COPY_FILE
 from fabrictool.gateway.keeping import RECORDS_FILE, issuing, records_folder, spooling
-from fabrictool.gateway.keys import encode_keys, hash_key, keys_digest
+from fabrictool.gateway.keyfile import encode_keys
+from fabrictool.gateway.keys import hash_key, keys_digest
 from fabrictool.gateway.records import StoreAwayError
 from fabrictool.gateway.reloading import KEYS_FILE
 from fabrictool.gateway.run import run_on_mesh

@@ -217,7 +217,7 @@ class ManualClient:
     def now(self):
         return self.time
 
-    def begin(self, status, headers):
+    def begin(self, status, kind, lines):
         pass
 
     def chunk(self, data):

@@ -15,9 +15,11 @@ from fabrictool.base.errors import InvalidInputError
 from fabrictool.base.runfolder import RunFolder
 from fabrictool.domain.specs import GatewaySpec, HostPort, encode_spec, mark_of
 from fabrictool.gateway.gateway import GatewayServer
-from fabrictool.gateway.keys import KeyRow, encode_keys, hash_key, keys_digest, pseudonym_of
+from fabrictool.gateway.keyfile import KeyRow, encode_keys
+from fabrictool.gateway.keys import hash_key, keys_digest, pseudonym_of
 from fabrictool.gateway.reloading import Reloading
-from fabrictool.gateway.run import SCRAPED, _rules, run_on_mesh
+from fabrictool.gateway.rules import routing_rules
+from fabrictool.gateway.run import SCRAPED, run_on_mesh
 from fabrictool.gateway.tails import OF_A_SESSION_KEPT, SESSIONS_KEPT, Tails
 from fabrictool.gateway.view import as_tenant
 from fabrictool.mesh.records import Lifecycle, NodeBody, ServiceBody
@@ -265,7 +267,7 @@ async def test_the_end_of_a_log_is_taken_from_the_agent_whose_engine_it_was_and_
     hub, _ = federation.node("hub", role="gateway")
     senders = {name: federation.node(name, provider=name)[0] for name in ("alpha", "beta")}
     port, records = await hub.listen("127.0.0.1", 0), {}
-    gateway = GatewayServer(SystemClock(), fabric="t", rules=_rules("random", {}, {}, 0), keyring=None)
+    gateway = GatewayServer(SystemClock(), fabric="t", rules=routing_rules("random", {}, {}, 0), keyring=None)
     gateway.join(hub)
     for name, sender in senders.items():
         sender.dial([("127.0.0.1", port)])
@@ -314,7 +316,7 @@ async def test_pseudonyms_are_made_before_a_tenant_asks(tmp_path):
 async def test_what_another_hub_claims_to_hold_is_not_routed_to_against_the_votes():
     """Only a tunnel proves that a session lives which was voted out."""
     asked, session = [], b"s" * 16
-    gateway = GatewayServer(SystemClock(), fabric="t", rules=_rules("random", {}, {}, 0), keyring=None)
+    gateway = GatewayServer(SystemClock(), fabric="t", rules=routing_rules("random", {}, {}, 0), keyring=None)
     registry = SimpleNamespace(serving_of=lambda _, *, wall, linked: asked.append((bool(wall), linked)) or [])
     for straight, relayed in ((None, None), ("a tunnel", None), (None, "a relayed one")):
         relays = SimpleNamespace(tunnel=lambda _, it=relayed: it, hubs_to=lambda _: [b"h" * 16])

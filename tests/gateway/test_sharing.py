@@ -17,7 +17,8 @@ from fabrictool.domain.specs import GatewaySpec, HostPort, encode_spec
 from fabrictool.domain.terms import KeyLimits, Terms
 from fabrictool.gateway.accounts import KeyAccounts
 from fabrictool.gateway.keeping import RECORDS_FILE, records_folder
-from fabrictool.gateway.keys import Consumer, KeyRow, encode_keys, hash_key
+from fabrictool.gateway.keyfile import KeyRow, encode_keys
+from fabrictool.gateway.keys import Consumer, hash_key
 from fabrictool.gateway.openai import GatewayResponse, peek
 from fabrictool.gateway.sharing import SILENT_S, LimitSharing
 from fabrictool.gateway.store import RecordStore

@@ -22,8 +22,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from fabrictool.base.clock import SystemClock
 from fabrictool.domain.specs import TelemetrySpec
-from fabrictool.gateway.gateway import RECORD_HEADER
-from fabrictool.gateway.keys import KeyRow, encode_keys, hash_key
+from fabrictool.gateway.keyfile import KeyRow, encode_keys
+from fabrictool.gateway.keys import hash_key
+from fabrictool.gateway.options import RECORD_HEADER
 from fabrictool.gateway.run import run_on_mesh
 from fabrictool.gateway.spanexport import SpanExporter, exporting
 from fabrictool.gateway.tracecontext import TraceContext, trace_context

@@ -5,7 +5,8 @@ import pytest
 
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.domain.blueprint import Blueprint
-from fabrictool.gateway.keys import KeyRow, encode_keys, hash_key, read_keys
+from fabrictool.gateway.keyfile import KeyRow, encode_keys
+from fabrictool.gateway.keys import hash_key, read_keys
 from fabrictool.state.tenantkeys import SHORTEST, keys_seen, tenant_keys
 
 LONG = "k" * SHORTEST

@@ -1,0 +1,47 @@
+"""The head of a request that came before on the same connection: clients send the same octets again and again, but for
+the length of the body.
+
+What llhttp made of them need not be made again. Nothing is parsed here: octets are known again or they are not, and
+what is not known again, or is not whole, goes to llhttp as ever.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+MOST_DIGITS: Final = 8
+"""Of a body that is taken so."""
+_LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,8})(?=\r\n)", re.IGNORECASE)
+_END: Final = b"\r\n\r\n"
+
+
+class KnownHead:
+    """All octets of a head but the digits of its ``content-length``."""
+
+    __slots__ = ("_after", "_before")
+
+    def __init__(self, before: bytes, after: bytes) -> None:
+        self._before = before
+        self._after = after
+
+    def body_at(self, data: bytes) -> int:
+        """Where the body begins in `data`, if that is this head and one whole body; 0: it is something else."""
+        if not data.startswith(self._before):
+            return 0
+        begin = len(self._before)
+        end = data.find(b"\r", begin, begin + MOST_DIGITS + 1)
+        if end < 0 or not data.startswith(self._after, end):
+            return 0
+        digits = data[begin:end]
+        at = end + len(self._after)
+        return at if digits.isdigit() and len(data) - at == int(digits) else 0
+
+
+def known_head(data: bytes, body_octets: int) -> KnownHead | None:
+    """The head in `data`, of which llhttp made one whole request with one length; None: it cannot be known again."""
+    end = data.find(_END) + len(_END)
+    if not data.startswith(b"POST ") or end + body_octets != len(data):
+        return None
+    length = _LENGTH.search(data, 0, end)
+    return None if length is None else KnownHead(data[: length.start(1)], data[length.end(1) : end])

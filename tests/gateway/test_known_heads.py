@@ -1,0 +1,165 @@
+"""A head that came before is known again: what is made of it is what llhttp makes of it, however it is written."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fabrictool.base.clock import SystemClock
+from fabrictool.gateway.heads import known_head
+from fabrictool.gateway.http import ClientConnection
+from fabrictool.gateway.openai import GatewayResponse
+from fabrictool.gateway.options import RequestOptions
+
+HOST = b"Host: h\r\n"
+
+
+class Transport:
+    def __init__(self):
+        self.written, self.closed = b"", False
+
+    def set_write_buffer_limits(self, high=None):
+        pass
+
+    def write(self, data):
+        self.written += data
+
+    def get_write_buffer_size(self):
+        return 0
+
+    def is_closing(self):
+        return self.closed
+
+    def pause_reading(self):
+        pass
+
+    def resume_reading(self):
+        pass
+
+    def close(self):
+        self.closed = True
+
+    abort = close
+
+
+class Handler:
+    """Notes what it is asked, and answers at once."""
+
+    draining = False
+
+    def __init__(self):
+        self.heard = []
+
+    def new_id(self):
+        return "id"
+
+    def admit(self, request):
+        refused = "refused" in request.fields
+        return GatewayResponse(401, b"no") if refused else None
+
+    def handle(self, request, connection):
+        fields = {name: value for name, value in request.fields.items() if name != "content-length"}
+        head = (request.method, request.target, request.path, fields, request.repeated)
+        self.heard.append((*head, request.body, request.body_octets, request.keep_alive, request.http10))
+        request.options = request.options or RequestOptions(request.fields, [])
+        return GatewayResponse(200, b"yes")
+
+    def opened(self, connection):
+        pass
+
+    def closed(self, connection):
+        pass
+
+
+def heard(chunks, *, learns):
+    handler, transport = Handler(), Transport()
+    connection = ClientConnection(handler, SystemClock())
+    connection.connection_made(transport)
+    if not learns:
+        connection._to_learn = 0
+    for chunk in chunks:
+        if not transport.closed:
+            connection.data_received(chunk)
+    return handler.heard, transport.written, transport.closed, connection._known
+
+
+LINES = st.sampled_from(
+    [
+        b"X-A: 1\r\n", b"x-a: 2\r\n", b"X-Content-Length: 7\r\n", b"Connection: close\r\n", b"Refused: yes\r\n",
+        b"Expect: 100-continue\r\n", b"Upgrade: h2c\r\n", b"X-B: a\r\n content-length: 3\r\n", b"X-C:\r\n",
+        b"Transfer-Encoding: chunked\r\n", b"Connection: Keep-Alive\r\n",
+    ]
+)  # fmt: skip
+LENGTHS = st.sampled_from(
+    [
+        b"Content-Length: %d",
+        b"content-length:%d",
+        b"CONTENT-LENGTH: \t%d",
+        b"Content-Length: %d ",
+        b"Content-Length: 0%d",
+    ]
+)
+WRONG = st.sampled_from([b"Content-Length: +%d", b"Content-Length: %d, %d", b"Content-Length: %d\r\nContent-Length: 1"])
+FIRST = st.sampled_from(
+    [b"POST /v1/x HTTP/1.1\r\n", b"POST /y?a=b HTTP/1.1\r\n", b"POST /z HTTP/1.0\r\n", b"GET / HTTP/1.1\r\n"]
+)
+
+
+@st.composite
+def talks(draw):
+    """A client's few heads, its bodies, and the chunks in which all of it comes."""
+    heads = [
+        (draw(FIRST), draw(st.lists(LINES, max_size=2)), draw(LENGTHS), draw(st.lists(LINES, max_size=1)))
+        for _ in range(draw(st.integers(1, 2)))
+    ]
+    text, ends = b"", []
+    for _ in range(draw(st.integers(2, 7))):
+        first, before, length, after = draw(st.sampled_from(heads))
+        if draw(st.integers(0, 20)) == 0:
+            length = draw(WRONG)
+        body = draw(st.binary(max_size=12))
+        line = length % ((len(body),) * length.count(b"%d"))
+        text += first + HOST + b"".join(before) + line + b"\r\n" + b"".join(after) + b"\r\n" + body
+        ends.append(len(text))
+    cuts = sorted(set(draw(st.lists(st.sampled_from(ends))) + draw(st.lists(st.integers(1, len(text)), max_size=2))))
+    if draw(st.booleans()):
+        cuts = ends
+    return [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True) if a < b]
+
+
+@settings(max_examples=600, deadline=None)
+@given(talks())
+def test_nothing_is_read_otherwise_because_it_came_before(chunks):
+    assert heard(chunks, learns=True)[:3] == heard(chunks, learns=False)[:3]
+
+
+def request(body, more=b"", length=None):
+    length = b"%d" % len(body) if length is None else length
+    return b"POST /v1/x HTTP/1.1\r\n" + HOST + b"Content-Length: " + length + b"\r\n" + more + b"\r\n" + body
+
+
+def test_a_head_is_known_from_its_second_time_on():
+    chunks = [request(b"a" * size) for size in (3, 10, 0, 12345)]
+    answers, _, _, known = heard(chunks, learns=True)
+    assert [len(answer[5]) for answer in answers] == [3, 10, 0, 12345]
+    assert [known.body_at(chunk) for chunk in chunks] == [
+        len(chunk) - size for chunk, size in zip(chunks, (3, 10, 0, 12345), strict=True)
+    ]
+    for other in (
+        request(b"abc", length=b"4"), request(b"abc", length=b"2"), request(b"abc", length=b""),
+        request(b"abc", length=b"-3"), request(b"abc", length=b"3 "), request(b"abc", b"X: y\r\n"),
+        request(b"abc") + request(b"abc"), request(b"abc")[:-1], request(b"abc", length=b"000000003"),
+        request(b"abc").replace(b"/x", b"/y"), b"",
+    ):  # fmt: skip
+        assert known.body_at(other) == 0
+    assert heard(chunks[:1], learns=True)[3] is None
+    assert known_head(request(b"abc"), 2) is None
+
+
+def test_a_client_whose_heads_all_differ_is_not_looked_at_for_ever():
+    chunks = [request(b"abc", b"X-Number: %d\r\n" % number) for number in range(10)]
+    handler, transport = Handler(), Transport()
+    connection = ClientConnection(handler, SystemClock())
+    connection.connection_made(transport)
+    for chunk in chunks:
+        connection.data_received(chunk)
+    assert len(handler.heard) == 10
+    assert connection._to_learn == 0
