@@ -232,7 +232,9 @@ def plan(
 
         drawable(plot)
     bundle = bundle_meant(source, observed_file, root, max_age) if offline else None
-    clock = SearchClock(keeps=bundle is None, budget_s=limit.budget_s, models=len(source.blueprint.models))
+    models = source.blueprint.models.values()
+    replays = len(models) + sum(model.survive is not None for model in models)
+    clock = SearchClock(keeps=bundle is None, budget_s=limit.budget_s, models=replays)
     found_by = solver_named(solver, clock)
     by_clock = isinstance(found_by, ExactSolver)
     if by_clock and len(source.blueprint.models) * len(source.inventory.clusters) > LIKELY_LARGE:

@@ -125,11 +125,19 @@ def text(horizon: Horizon, currency: str, zone: tzinfo, now: float) -> str:
     others += [] if horizon.peak is None else [("one placement for the peak", horizon.peak)]
     ways = [("this schedule", horizon.schedule), *others]
     compared = [
-        [name, f"{way.running + way.switching:,.2f}", f"{way.switching:,.2f}", _lost(way.unserved), _lost(way.misses)]
+        [
+            f"{name} ▲" if way.over else name,
+            f"{way.running + way.switching:,.2f}",
+            f"{way.switching:,.2f}",
+            _lost(way.unserved),
+            _lost(way.misses),
+        ]
         for name, way in ways
     ]
     headings = ["in all", currency, "of it moving", "unserved", "miss SLO"]
     lines.append(table(headings, compared, columns=80))
+    if any(way.over for _, way in others):
+        lines.append("▲ uses more of a limit than there is: it could not be run")
     return "\n".join(lines)
 
 
@@ -155,7 +163,7 @@ def _late(horizon: Horizon, zone: tzinfo) -> list[str]:
         return []
     number, every = sum(start.count for _, start in late), sum(part.starts for _, part in parts)
     step, start = late[0]
-    first = f"first {_time(step.begin, zone)} from {_clock(step.begin + start.serves, zone)} on"
+    first = f"first {_time(step.begin, zone)} from {_clock(step.begin + start.serves, zone, step.begin)} on"
     return [
         f"late: {number} of {every} starts serve after the beginning of their step,",
         f"  {first}; {_lost(horizon.schedule.to_loading)} requests lost to loading",
@@ -173,8 +181,10 @@ def _quotas(horizon: Horizon) -> list[str]:
     ]
 
 
-def _clock(seconds: float, zone: tzinfo) -> str:
-    return f"{datetime.fromtimestamp(seconds, zone):%H:%M}"
+def _clock(seconds: float, zone: tzinfo, beside: float) -> str:
+    """With the day where that is not the one of the time `beside` it."""
+    then, other = (datetime.fromtimestamp(its, zone) for its in (seconds, beside))
+    return f"{then:%H:%M}" if then.date() == other.date() else f"{then:%a %H:%M}"
 
 
 def _starts(step: Step, part: PlacedStep, zone: tzinfo, now: float) -> str:
@@ -182,8 +192,7 @@ def _starts(step: Step, part: PlacedStep, zone: tzinfo, now: float) -> str:
     if not part.begun:
         return "–"
     by = step.begin + min(start.submit for start in part.begun)
-    far = "%H:%M" if step.begin - by < DAY_S else "%a %H:%M"
-    return f"{part.starts} " + ("now" if by < now + MINUTE_S else f"by {datetime.fromtimestamp(by, zone):{far}}")
+    return f"{part.starts} " + ("now" if by < now + MINUTE_S else f"by {_clock(by, zone, step.begin)}")
 
 
 def _row(step: Step, part: PlacedStep, zone: tzinfo, now: float) -> list[str]:

@@ -90,6 +90,13 @@ class Ticket:
         if self.purse is not None:
             self.purse.settle(self.most, used)
 
+    def give_back(self) -> None:
+        """Of a request that came to nothing before it began."""
+        for allowance in self.allowances:
+            allowance.end(0)
+        if self.purse is not None:
+            self.purse.settle(self.most, 0)
+
     def _used(self, record: RequestRecord) -> int:
         """What the engine says; where it could not say it, no more than was set aside, and all of that where it ended
         its answer without a word of it.

@@ -14,6 +14,8 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
+import msgspec
+
 from fabrictool import __version__
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.base.listening import Listening
@@ -383,8 +385,9 @@ class GatewayServer:
             peeked = error_response(400, *options.wrong, path=path)
         if not isinstance(peeked, GatewayResponse) and peeked.model in self._rules.aliases:
             peeked, body = renamed(peeked, body, self._rules.aliases[peeked.model], path)
-        if isinstance(peeked, GatewayResponse):
-            return self._refused(record_id, began, path, consumer, "", peeked, kept=kept)
+        told = peeked if isinstance(peeked, GatewayResponse) else _with_figures(peeked, body, path, options)
+        if isinstance(peeked, GatewayResponse) or isinstance(told, GatewayResponse):
+            return self._refused(record_id, began, path, consumer, "", cast("GatewayResponse", told), kept=kept)
         ticket = self.accounts.admit(consumer, peeked, path, body, self._context)
         if isinstance(ticket, GatewayResponse | Unfilled):
             known = peeked.model if peeked.model in self.follower.known else ""
@@ -393,8 +396,31 @@ class GatewayServer:
             again = partial(self._ask, request, connection)
             refused = partial(self._refused, record_id, began, path, consumer, known, kept=kept)
             return PurseWait(ticket.refusal, connection, self.accounts.after_turn, again, refused)
+        try:
+            return self._begun(request, connection, peeked, told, ticket, record_id, began, kept=kept)
+        except Exception:
+            if ticket is not None:  # what it took of limits and budget would be gone for good
+                ticket.give_back()
+            raise
+
+    # Wide: what is known of the request by now.
+    def _begun(
+        self,
+        request: ClientRequest,
+        connection: ClientConnection,
+        peeked: Peek,
+        told: tuple[bytes, bool, bool],
+        ticket: Ticket | None,
+        record_id: str,
+        began: float,
+        *,
+        kept: bool,
+    ) -> Exchange:
+        """It is admitted."""
+        consumer, options = request.consumer, cast("RequestOptions", request.options)
+        sent, ours, goes_on = told
         prefix_of, prefix_share = "", 0.0
-        if len(body) >= LEAST and kept and self.sinks:
+        if len(sent) >= LEAST and kept and self.sinks:
             prefix_of, prefix_share = self._prefixes.add(peeked.model, peeked.text, record_id)
         trace = None
         if options.traced:
@@ -402,18 +428,12 @@ class GatewayServer:
         ended: RecordSink = self._record if kept else self._forget
         if kept and self._tracer is not None:
             trace, ended = self._tracer.begin(trace, ended)
-        ours = goes_on = False
-        if peeked.stream and path in CHAT_PATHS:
-            # Its figures are asked for; where another replica may go on, each event has to say how much was said.
-            ours, goes_on = not peeked.tells_usage, options.continues
-            if ours or goes_on:
-                body = with_usage(body, options=peeked.names_options, always=goes_on)
         asked = ModelRequest(
             model=peeked.model,
             method=request.method,
             path=request.target,
             headers=passed_on(connection.request_id, trace, options.passed),
-            body=body,
+            body=sent,
             group=consumer.group if consumer is not None else None,
             requested=options.requested,
             required=options.required,
@@ -578,3 +598,18 @@ class GatewayServer:
     def note(self, kind: str, subject: str, text: str) -> None:
         self._events.append(Event(at=self._clock.wall(), kind=kind, subject=subject, text=text))
         _log.info("%s %s %s", kind, subject, text)
+
+
+def _with_figures(
+    peeked: Peek, body: bytes, path: str, options: RequestOptions
+) -> tuple[bytes, bool, bool] | GatewayResponse:
+    """The body with the wish for figures, where it is for a stream; whether that wish is ours, and whether another
+    replica may go on with it: then each event has to say how much was said.
+    """
+    if not peeked.stream or path not in CHAT_PATHS or (peeked.tells_usage and not options.continues):
+        return body, False, False
+    try:
+        sent = with_usage(body, options=peeked.names_options, always=options.continues)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # in a part that nobody looked at before
+        return error_response(400, "FT8101", f"the body is not valid JSON: {error}", path=path)
+    return sent, not peeked.tells_usage, options.continues

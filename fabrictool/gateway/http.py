@@ -398,6 +398,7 @@ class ClientConnection:
         if request.refusal is None:
             request.parts.append(data[body_at:])
         self._to_learn = HEADS_LEARNED
+        self.receiving = self._pattern  # the last one that llhttp read may hold a body of megabytes
         self._waiting.append(request)
         self._waiting_octets += request.body_octets
         self._next()

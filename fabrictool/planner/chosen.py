@@ -72,7 +72,7 @@ class Chosen:
         """The less, the better, the first ones first."""
         values = values_of(self.solution)
         lost = {name: loss.played for name, loss in self.after.items()}
-        first = (clean(values.get(name, 0.0)) for name in (FAIRNESS, "served"))
+        first = (clean(values.get(name, 0.0)) for name in (FAIRNESS, "served", "survived"))
         return *first, *shortfall(self.problem, self.played), *shortfall(self.problem, lost)
 
 
@@ -153,7 +153,9 @@ def _found(
     same = {} if former is None else {n: former.played[n] for n in names if _stays(n, placement, rates, former)}
     others = [name for name in names if name not in same]
     played = same | replay(situation.blueprint, situation.inventory, placement, rates, options.seed, others)
-    after = played_losses(situation.blueprint, situation.inventory, problem, placement, rates, options.seed)
+    known = {} if former is None else {name: former.after[name] for name in same if name in former.after}
+    surviving = set(names) - known.keys()
+    after = known | played_losses(situation, problem, placement, rates, options.seed, surviving)
     return Chosen(situation, problem, tables, solution, placement, played, after, stopped)
 
 

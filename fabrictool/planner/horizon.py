@@ -4,7 +4,7 @@ For every step there are several whole placements to choose from: the solver's o
 left it and from nothing, those of the other steps, what runs, and one for the busiest hour of each model. The best way
 through them is found by dynamic programming (`planner.schedules`). The same is then tried for each model while the
 others stay, and replicas that go and come back are kept where that is cheaper. As the way without a look ahead and the
-one placement for the peak are among those compared, no schedule is worse than them.
+one placement for the peak are among those compared, no schedule is worse than them, where they keep the limits.
 
 Limits of a month (`planner.quotas`) are first left out. Where the schedule then uses too much, one is made that keeps
 them in each step, and one for which each step has the part of them that it would use. Through all those placements, and

@@ -41,6 +41,8 @@ class Lesson:
     """The share of its requests that was missing, or that may be."""
     certain: bool = True
     """False where the replay left it undecided."""
+    without: str = ""
+    """The loss after which it did, in words; "": with all of them."""
 
 
 ROUNDS = 2
@@ -67,28 +69,40 @@ def lessons(
     played: Mapping[str, Played],
     after: Mapping[str, PlayedLoss],
 ) -> tuple[Lesson, ...]:
-    """What the replay teaches of the kinds that fall short, as they are placed and `after` the loss that their model is
-    to survive; none where no other placement could do better for it.
+    """What the replay teaches of the kinds that fall short, as they are placed and, of others, `after` the loss that
+    their model is to survive; none where no other placement could do better for it.
     """
+    if "slo" not in problem.objective:
+        return ()
     rates = planned_rates(problem, solution)
     taught_kinds: dict[object, Lesson] = {}
-    for option in problem.options if "slo" in problem.objective else ():
-        model, shown = option.model, []
-        if model in played:
-            shown.append((played[model], rates.get(option.key, 0.0)))
-        if model in after and after[model].played.misses:
-            shown.append((after[model].played, after[model].rates.get(option.key, 0.0)))
-        for figures, rate in shown:
-            lack = figures.short.get(option.key, 0.0)
-            if lack > 0.0 and any(level.attains and level.rate >= NEARLY * rate > 0.0 for level in option.levels):
-                former = taught_kinds.get(option.kind)
-                taught_kinds[option.kind] = Lesson(
-                    option.kind,
-                    rate if former is None else min(rate, former.rate),
-                    lack if former is None else max(lack, former.lack),
-                    bool(figures.misses),
-                )
-    return tuple(taught_kinds.values())
+    for option in problem.options:
+        figures, rate = played.get(option.model), rates.get(option.key, 0.0)
+        lack = 0.0 if figures is None else figures.short.get(option.key, 0.0)
+        if figures is not None and lack > 0.0 and _promises(option, rate):
+            former = taught_kinds.get(option.kind)
+            taught_kinds[option.kind] = Lesson(
+                option.kind,
+                rate if former is None else min(rate, former.rate),
+                lack if former is None else max(lack, former.lack),
+                bool(figures.misses),
+            )
+    lost: dict[object, Lesson] = {}
+    for option in problem.options:
+        loss = after.get(option.model)
+        if loss is None or not loss.played.misses or option.kind in taught_kinds:
+            continue
+        lack, rate = loss.played.short.get(option.key, 0.0), loss.rates.get(option.key, 0.0)
+        # What keeps its SLO under no load that is left is no reserve: then there would be none.
+        less = any(level.attains and level.rate < NEARLY * rate for level in option.levels)
+        if lack > 0.0 and less and _promises(option, rate):
+            lost[option.kind] = Lesson(option.kind, rate, lack, without=loss.loss.words)
+    return tuple((taught_kinds | lost).values())
+
+
+def _promises(option: Option, rate: float) -> bool:
+    """Whether its table says that the SLO is kept at such a rate."""
+    return any(level.attains and level.rate >= NEARLY * rate > 0.0 for level in option.levels)
 
 
 def taught(problem: PlacementProblem, learned: Sequence[Lesson]) -> PlacementProblem:
@@ -203,6 +217,7 @@ def learned_sentences(learned: Sequence[Lesson]) -> tuple[str, ...]:
         f"{model}{f' as {variant}' if variant else ''}: {f'{engines} merging engines of ' if engines > 1 else ''}"
         f"{' + '.join(f'{tp}×{device}' for device, tp in stages)}"
         f" {'misses' if lesson.certain else 'is not shown to meet'} the SLO at {lesson.rate:.3g} req/s in"
-        f" the replay, by {'' if lesson.certain else 'up to '}{lesson.lack:.1%} of its requests: planned for less there"
+        f" the replay{f' without {lesson.without}' if lesson.without else ''},"
+        f" by {'' if lesson.certain else 'up to '}{lesson.lack:.1%} of its requests: planned for less there"
         for (model, _, stages, engines, variant), lesson in last.items()
     )

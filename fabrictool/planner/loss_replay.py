@@ -16,13 +16,12 @@ from fabrictool.planner.replay import replay
 from fabrictool.planner.survival import after_loss, losses
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Container, Mapping, Sequence
 
-    from fabrictool.domain.blueprint import Blueprint
-    from fabrictool.domain.inventory import Inventory
     from fabrictool.domain.plan import ReplicaPlacement
-    from fabrictool.planner.problem import ModelNeed, Option, OptionKey, PlacementProblem
+    from fabrictool.planner.problem import ModelNeed, Option, OptionKey, PlacementProblem, PoolKey
     from fabrictool.planner.replay import Played
+    from fabrictool.planner.situation import Situation
     from fabrictool.planner.survival import Loss
 
 
@@ -36,25 +35,31 @@ class PlayedLoss:
     """Requests/s that each replica of a kind then has to take, about."""
 
 
-# Wide: what is placed where, with which loads, and the seed of the replay.
+# Wide: what is placed where, with which loads, the seed of the replay, and of whom.
 def played_losses(
-    blueprint: Blueprint,
-    inventory: Inventory,
+    situation: Situation,
     problem: PlacementProblem,
     placement: Placement,
     rates: Mapping[OptionKey, float],
     seed: int,
+    only: Container[str],
 ) -> dict[str, PlayedLoss]:
-    """By model, of those that are to survive something and have an SLO. `rates` as `replay` takes them."""
+    """By model, of those of `only` that are to survive something and have an SLO. `rates` as `replay` takes them.
+
+    Without models that are served by pairs, of which each half is lost by itself.
+    """
+    blueprint, inventory = situation.blueprint, situation.inventory
     after: dict[str, PlayedLoss] = {}
     for need in problem.needs:
-        if need.survive is None or not need.rate or blueprint.models[need.model].slo is None:
+        if need.model not in only or need.survive is None or not need.rate or blueprint.models[need.model].slo is None:
             continue
         options = {problem.options[i].key: problem.options[i] for i in problem.of(need.model)}
         mine = [r for r in placement.replicas if r.model == need.model and replica_key(r) in options]
-        loss, left = _worst(problem, need, options, mine)
-        gives = {replica.replica: after_loss(options[replica_key(replica)]) for replica in left}
-        every = math.fsum(gives.values())
+        if any(options[replica_key(replica)].phase != "unified" for replica in mine):
+            continue
+        gives = {replica.replica: after_loss(options[replica_key(replica)]) for replica in mine}
+        loss, left = _worst(problem, need, options, mine, gives)
+        every = math.fsum(gives[replica.replica] for replica in left)
         if loss is None or not every:
             continue
         played = replay(blueprint, inventory, Placement(replicas=tuple(left)), rates, seed, [need.model])
@@ -64,8 +69,13 @@ def played_losses(
     return after
 
 
+# Wide: who is where, and what each gives.
 def _worst(
-    problem: PlacementProblem, need: ModelNeed, options: Mapping[OptionKey, Option], mine: Sequence[ReplicaPlacement]
+    problem: PlacementProblem,
+    need: ModelNeed,
+    options: Mapping[OptionKey, Option],
+    mine: Sequence[ReplicaPlacement],
+    gives: Mapping[str, float],
 ) -> tuple[Loss | None, Sequence[ReplicaPlacement]]:
     """The loss that leaves least of a model's capacity, and who is left; None where no loss takes any of it."""
     pools = {pool.key: pool for pool in problem.pools}
@@ -75,27 +85,28 @@ def _worst(
         here = [r for r in mine if any(pool.key in loss.pools for pool in options[replica_key(r)].pools)]
         if loss.node:
             (key,) = loss.pools
-            here = _on_one_node(here, options, key, pools[key].devices_per_node)
-        gone = {replica.replica for replica in here}
+            sizes = {r.replica: _size(options[replica_key(r)], key) for r in here}
+            gone = _on_one_node(sizes, gives, pools[key].devices_per_node)
+        else:
+            gone = frozenset(replica.replica for replica in here)
         left = [replica for replica in mine if replica.replica not in gone]
-        capacity = math.fsum(after_loss(options[replica_key(replica)]) for replica in left)
+        capacity = math.fsum(gives[replica.replica] for replica in left)
         if gone and capacity < worst[0]:
             worst = capacity, loss, left
     return worst[1:]
 
 
-def _on_one_node(
-    here: Sequence[ReplicaPlacement], options: Mapping[OptionKey, Option], key: tuple[str, str], room: int
-) -> list[ReplicaPlacement]:
-    """The replicas that a scheduler may have put on the same node: those that give most for their devices first."""
+def _size(option: Option, key: PoolKey) -> int:
+    """Devices that it takes of one node there."""
+    return max(size for (pool, size), _ in option.blocks.items() if pool == key)
 
-    def size(replica: ReplicaPlacement) -> int:
-        return max(size for (pool, size), _ in options[replica_key(replica)].blocks.items() if pool == key)
 
-    densest = sorted(here, key=lambda r: (-after_loss(options[replica_key(r)]) / size(r), r.replica))
-    together = []
-    for replica in densest:
-        if size(replica) <= room:
-            together.append(replica)
-            room -= size(replica)
-    return together
+def _on_one_node(sizes: Mapping[str, int], gives: Mapping[str, float], room: int) -> frozenset[str]:
+    """The replicas that give most of those that a scheduler may have put on the same node of so many devices."""
+    best: list[tuple[float, frozenset[str]]] = [(0.0, frozenset())] * (room + 1)
+    for name in sorted(sizes):
+        for devices in range(room, sizes[name] - 1, -1):
+            value, others = best[devices - sizes[name]]
+            if value + gives[name] > best[devices][0]:
+                best[devices] = value + gives[name], others | {name}
+    return best[room][1]

@@ -185,13 +185,14 @@ class Program:
         for column, value in (fixed or {}).items():
             self._set_bounds(column, value, value)
         try:
-            engine = self._engine(seconds if self._whole else max(seconds, LEAST_LP_S), seed, gap, nodes, left_s)
+            engine, cut = self._engine(seconds if self._whole else max(seconds, LEAST_LP_S), seed, gap, nodes, left_s)
         finally:
             for column, (low, high) in bounds.items():
                 self._set_bounds(column, low, high)
-        return self._solution(engine, costs, _patience(seconds, nodes))
+        return self._solution(engine, costs, 0.0 if cut else _patience(seconds, nodes))
 
     def _solution(self, engine: Any, costs: Floats, patience: float) -> ProgramSolution | None:
+        """`patience`: seconds that it might take; 0: it was interrupted."""
         used = np.flatnonzero(costs).tolist()
         status = engine.status()
         codes = self._engines.SolveStatus
@@ -228,7 +229,8 @@ class Program:
 
     def _engine(
         self, seconds: float, seed: int, gap: float, nodes: int | None, left_s: Callable[[], float] | None
-    ) -> Any:
+    ) -> tuple[Any, bool]:
+        """The engine with its answer, and whether it was interrupted."""
         engine = self._engines.ModelSolverHelper("scip" if self._whole else "glop")
         if not engine.solver_is_supported():
             raise FabrictoolError.of("FT2901", "the MIP engine is missing from the installed ortools", hint="reinstall")
@@ -244,11 +246,13 @@ class Program:
         # The engine answers no signal; a thread of its own lets Ctrl-C end the wait at once.
         thread = threading.Thread(target=engine.solve, args=(self._model,), daemon=True)
         thread.start()
+        interrupted = False
         while thread.is_alive():
             thread.join(0.2)
-            if left_s is not None and left_s() <= 0.0:
+            if left_s is not None and left_s() <= 0.0 and thread.is_alive():
                 engine.interrupt_solve()
-        return engine
+                interrupted = True
+        return engine, interrupted
 
 
 def _patience(seconds: float, nodes: int | None) -> float:

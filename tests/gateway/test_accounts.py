@@ -107,6 +107,31 @@ async def test_open_requests_of_a_key_are_counted_to_their_ends(bed):
 
 
 @pytest.mark.asyncio
+async def test_a_body_that_cannot_be_asked_for_figures_takes_no_place(bed):
+    """It is no UTF-8 where nobody looked before."""
+    kept = []
+    bed.gateway.sinks.append(kept.append)
+    bed.gateway.accounts.limit_models({"m": KeyLimits(concurrency=1)})
+    body = b'{"model":"m","stream":true,"messages":[],"stream_options":{"include_usage":false,"\xff":1}}'
+    headers = {"authorization": f"Bearer {bed.KEY}", "content-type": "application/json"}
+    url = bed.url + "/v1/chat/completions"
+    async with aiohttp.ClientSession(headers=headers) as http, http.post(url, data=body) as answer:
+        assert (answer.status, (await answer.json())["error"]["fabric_code"]) == (400, "FT8101")
+    assert [(record.status, record.end) for record in kept] == [(400, "refused")]
+    assert (await ask(bed))[0].status == 200
+
+
+@pytest.mark.interpreted
+@pytest.mark.asyncio
+async def test_a_fault_of_ours_gives_back_what_its_request_took(bed, monkeypatch):
+    bed.gateway.accounts.limit_models({"m": KeyLimits(concurrency=1)})
+    with monkeypatch.context() as broken:
+        broken.setattr("fabrictool.gateway.gateway.passed_on", lambda *_: 1 / 0)
+        assert (await ask(bed))[0].status == 500
+    assert (await ask(bed))[0].status == 200
+
+
+@pytest.mark.asyncio
 async def test_a_budget_is_set_aside_used_and_given_back(bed, tmp_path):
     """The engines say 5 tokens a request."""
     ledger = StoreProcess(lambda: str(tmp_path / "r.db"))

@@ -163,3 +163,18 @@ def test_a_client_whose_heads_all_differ_is_not_looked_at_for_ever():
         connection.data_received(chunk)
     assert len(handler.heard) == 10
     assert connection._to_learn == 0
+
+
+def test_a_large_body_is_let_go_once_it_was_answered():
+    handler, transport = Handler(), Transport()
+    connection = ClientConnection(handler, SystemClock())
+    connection.connection_made(transport)
+    for _ in range(3):
+        connection.data_received(request(b"abc"))
+    large = request(b"y" * 100_000)
+    connection.data_received(large[:50_000])
+    connection.data_received(large[50_000:])
+    handler.heard.clear()
+    connection.data_received(request(b"abc"))
+    assert len(handler.heard) == 1
+    assert connection.receiving.parts == []

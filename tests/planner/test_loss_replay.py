@@ -1,16 +1,21 @@
 """What the plan says of a model after its worst loss, against a replay that the test makes of it by itself."""
 
+import itertools
+import random
+
 import msgspec
 import pytest
 
+from fabrictool.blueprint import load
 from fabrictool.cli.plan_text import complaints, loss_lines
 from fabrictool.domain.plan import Placement
 from fabrictool.planner.chosen import SearchOptions, best, forecast_of
+from fabrictool.planner.judged import Lesson, learned_sentences
 from fabrictool.planner.loss_replay import _on_one_node
-from fabrictool.planner.problem import replica_key
 from fabrictool.planner.replay import replay
+from fabrictool.planner.situation import Situation
 from fabrictool.planner.weights import planned_rates
-from tests.planner.fabrics import situation
+from tests.planner.fabrics import situation, write_fabric
 
 pytestmark = pytest.mark.usefixtures("kept_calibrations")
 
@@ -81,16 +86,45 @@ def test_a_model_without_an_slo_or_without_a_loss_has_no_replay(tmp_path):
         assert model.survival is None or model.survival.replay is msgspec.UNSET
 
 
-def test_a_node_takes_what_gives_most_for_its_devices(tmp_path):
-    chosen = planned(tmp_path, "node")
-    options = {option.key: option for option in chosen.problem.options}
-    assert {replica_key(r) for r in chosen.placement.replicas} <= options.keys()
-    place = chosen.problem.pools[0].key
-    here = [
-        replica
-        for replica in chosen.placement.replicas
-        if replica.model == "m" and (replica.cluster, replica.partition) == place
-    ]
-    for room in (0, 1, 3):
-        gone = _on_one_node(here, options, place, room)
-        assert len(gone) == min(room, len(here))
+def test_what_is_on_one_node_is_the_worst_that_fits_there():
+    """Against all sets of replicas; a large one may be worse than a denser one beside which it has no room."""
+    assert _on_one_node({"small": 1, "large": 8}, {"small": 1.1, "large": 8.0}, 8) == {"large"}
+    rng = random.Random(5)
+    for _ in range(200):
+        sizes = {f"r{i}": rng.choice((1, 2, 4, 8)) for i in range(rng.randint(0, 7))}
+        gives = {name: rng.choice((0.0, 1.0, 2.5, 7.0)) for name in sizes}
+        room = rng.choice((1, 2, 4, 8))
+        sets = itertools.chain.from_iterable(itertools.combinations(sizes, n) for n in range(len(sizes) + 1))
+        most = max(sum(gives[n] for n in some) for some in sets if sum(sizes[n] for n in some) <= room)
+        gone = _on_one_node(sizes, gives, room)
+        assert sum(sizes[name] for name in gone) <= room
+        assert sum(gives[name] for name in gone) == pytest.approx(most)
+
+
+@pytest.mark.parametrize("slo", ["ttft_p95: 70 ms", "ttft_p95: 120 ms", "e2e_p95: 1100 ms"])
+def test_no_lesson_costs_the_reserve(tmp_path, slo):
+    """Bursts that the tables do not know: what is left misses its SLO in the replay. That is worth less than its being
+    there at all.
+    """
+    file = write_fabric(tmp_path, f"survive: site\nslo: {{{slo}}}")
+    text = file.read_text().replace("objective: [cost]", "objective: [slo, cost]")
+    text = text.replace("rate: 200 req/s", "rate: 5 req/s, cv: 3").replace("{min: 1, max: 40}", "{min: 3, max: 40}", 1)
+    file.write_text(text)
+    nodes = (
+        (tmp_path / "inventory.yaml")
+        .read_text()
+        .replace("devices_per_node: 8, nodes: 2", "devices_per_node: 1, nodes: 16")
+    )
+    (tmp_path / "inventory.yaml").write_text(nodes)
+    loaded = load(file, environment={})
+    there = Situation(loaded.blueprint, loaded.inventory, ("dear", "cheap", "spot"), (), {}, 0.0)
+    chosen = best(there, SearchOptions(work_s=5.0))
+    (model,) = (m for m in forecast_of(chosen, "CHF").models if m.model == "m")
+    assert (model.survival.served, model.survival.worst) == (1.0, "")
+    assert model.survival.replay is not msgspec.UNSET
+
+
+def test_what_is_learned_of_a_loss_says_so():
+    lesson = Lesson(("m", "unified", (("h100-sxm", 1),), 1, ""), 5.0, 0.18, without="site a")
+    (line,) = learned_sentences([lesson])
+    assert "at 5 req/s in the replay without site a, by 18.0% of its requests" in line

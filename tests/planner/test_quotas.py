@@ -3,10 +3,12 @@
 import itertools
 import random
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 
 from fabrictool.base.errors import InfeasibleError
+from fabrictool.cli.horizon import _clock, text
 from fabrictool.planner.horizon import planned
 from fabrictool.planner.limits import HOURS_A_MONTH
 from fabrictool.planner.problem import ModelNeed, ResourceLimit
@@ -202,3 +204,22 @@ def test_close_to_the_best_of_all_placements_that_keep_the_sum(seed):
         if used_by_hand(fabric, list(ways), [1.0] * 3, limit) <= 3 * limit.most + 1e-9
     )
     assert schedule.value[0] <= best + 0.15 * HOUR * sum(map(sum, demands)) + 1e-3
+
+
+def test_a_schedule_that_could_not_be_run_is_marked():
+    """The whole demand takes 90 CHF; three hours have 31.5 of the month's, which the ways beside it do not keep to."""
+    hours = steps(alone(10.5, resource="cost", minimum=1, start_s=0.0), [(3 * MOST,)] * 3)
+    alone_at = at_prices(hours, [20.0, 5.0, 5.0])
+    shown = text(planned(alone_at, {}, solve, lead=LONG_AGO), "CHF", UTC, 0.0).splitlines()
+    marked = [line.split("  ")[0] for line in shown if "▲" in line]
+    assert marked == [
+        "step by step, not looking ahead ▲",
+        "one placement for the peak ▲",
+        "▲ uses more of a limit than there is: it could not be run",
+    ]
+
+
+def test_a_time_of_another_day_has_its_day():
+    begin = datetime(2026, 12, 1, 1, 0, tzinfo=UTC).timestamp()
+    assert _clock(begin + 3600.0, UTC, begin) == "02:00"
+    assert _clock(begin - 22 * 3600.0, UTC, begin) == "Mon 03:00"

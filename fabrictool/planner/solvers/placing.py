@@ -57,7 +57,7 @@ TINY_NODES = 20_000
 FIRST_NODES = 2000
 """Of the search for any placement, where the rounded relaxation breaks a rule."""
 TOGETHER = {False: 200, True: 600}
-"""Options that the models of a party have, about; without loads and with them."""
+"""Options that the models of a party have, about; by whether loads are left out."""
 PARTY_NODES, PARTY_GAP = 1, 2e-3
 """Limits of one such program."""
 SLACK = 1e-7
@@ -202,7 +202,7 @@ class PlacementSearch:
         if first is not None and first.values is not None:  # mostly, and far sooner than SCIP has one
             self._counts = program.counts(first)
             if self._judged(name):
-                if self._all:
+                if self._all and math.isfinite(first.bound):
                     self._raise_bound(name, min(first.bound, self._total(name)))
                 return
         answer = self._whole.minimise(name, seconds=LP_S, seed=self._seed, gap=effort.CLOSE, nodes=FIRST_NODES)
@@ -311,7 +311,8 @@ class PlacementSearch:
         result = self._by_highs(program, name, self._enough(name), nodes, self._counts)
         if result is None:
             return None
-        if len(program.chosen) == len(self._problem.options):
+        if len(program.chosen) == len(self._problem.options) and math.isfinite(result.bound):
+            # Where HiGHS says that nothing keeps the rules, that is a matter of digits: a placement that does is known.
             self._raise_bound(name, min(result.bound, self._total(name)))
         better = result.values is not None and self._adopted(name, program.counts(result))
         return None if result.ending in ("OPTIMAL", "INFEASIBLE") and not better else better
