@@ -416,7 +416,7 @@ class GatewayServer:
         *,
         kept: bool,
     ) -> Exchange:
-        """It is admitted."""
+        """What was admitted goes on its way; `told`: see `_with_figures`."""
         consumer, options = request.consumer, cast("RequestOptions", request.options)
         sent, ours, goes_on = told
         prefix_of, prefix_share = "", 0.0
