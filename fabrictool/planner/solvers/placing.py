@@ -93,7 +93,8 @@ class PlacementSearch:
         every = range(len(problem.options))
         self._tiny, self._all = len(every) <= TINY, len(every) <= FEW
         self._relaxed = Formulation(problem, every, whole=False)
-        among = every if self._all else self._core.wide
+        # Of a fabric that runs little changes: fewer options are enough, and time is short.
+        among = every if self._all else self._core.options if problem.runs else self._core.wide
         self._by_capacity = Formulation(problem, among, whole=True, by_capacity=True)
         self._counts: dict[int, int] = {}
         self._loads: dict[int, float] = {}
@@ -383,7 +384,8 @@ class PlacementSearch:
         mine: dict[str, list[int]] = defaultdict(list)
         for i in self._program(name).chosen:
             mine[self._problem.options[i].model].append(i)
-        groups = parties(self._problem.needs, mine, TOGETHER[self._is_by_capacity(name)], self._rng)
+        together = TOGETHER[self._is_by_capacity(name)]
+        groups = parties(self._problem.needs, mine, together, self._rng)
         if len(groups) == 1 and self._tries(name):
             return
         former = dict(self._counts), {stage: dict(limits) for stage, limits in self._limits.items()}
