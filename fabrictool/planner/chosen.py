@@ -155,7 +155,9 @@ def _found(
     played = same | replay(situation.blueprint, situation.inventory, placement, rates, options.seed, others)
     known = {} if former is None else {name: former.after[name] for name in same if name in former.after}
     surviving = set(names) - known.keys()
-    after = known | played_losses(situation, problem, placement, rates, options.seed, surviving)
+    after = known | played_losses(
+        situation.blueprint, situation.inventory, problem, placement, rates, options.seed, surviving
+    )
     return Chosen(situation, problem, tables, solution, placement, played, after, stopped)
 
 

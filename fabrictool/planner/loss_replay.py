@@ -18,10 +18,11 @@ from fabrictool.planner.survival import after_loss, losses
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping, Sequence
 
+    from fabrictool.domain.blueprint import Blueprint
+    from fabrictool.domain.inventory import Inventory
     from fabrictool.domain.plan import ReplicaPlacement
     from fabrictool.planner.problem import ModelNeed, Option, OptionKey, PlacementProblem, PoolKey
     from fabrictool.planner.replay import Played
-    from fabrictool.planner.situation import Situation
     from fabrictool.planner.survival import Loss
 
 
@@ -37,7 +38,8 @@ class PlayedLoss:
 
 # Wide: what is placed where, with which loads, the seed of the replay, and of whom.
 def played_losses(
-    situation: Situation,
+    blueprint: Blueprint,
+    inventory: Inventory,
     problem: PlacementProblem,
     placement: Placement,
     rates: Mapping[OptionKey, float],
@@ -48,7 +50,6 @@ def played_losses(
 
     Without models that are served by pairs, of which each half is lost by itself.
     """
-    blueprint, inventory = situation.blueprint, situation.inventory
     after: dict[str, PlayedLoss] = {}
     for need in problem.needs:
         if need.model not in only or need.survive is None or not need.rate or blueprint.models[need.model].slo is None:
