@@ -84,18 +84,17 @@ class Ticket:
         self.octets = octets
 
     def settle(self, record: RequestRecord) -> None:
-        used = self._used(record)
+        self._end(self._used(record))
+
+    def give_back(self) -> None:
+        """Of a request that came to nothing before it began."""
+        self._end(0)
+
+    def _end(self, used: int) -> None:
         for allowance in self.allowances:
             allowance.end(used)
         if self.purse is not None:
             self.purse.settle(self.most, used)
-
-    def give_back(self) -> None:
-        """Of a request that came to nothing before it began."""
-        for allowance in self.allowances:
-            allowance.end(0)
-        if self.purse is not None:
-            self.purse.settle(self.most, 0)
 
     def _used(self, record: RequestRecord) -> int:
         """What the engine says; where it could not say it, no more than was set aside, and all of that where it ended
