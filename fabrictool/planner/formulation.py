@@ -186,7 +186,7 @@ class Formulation:
                 if able and need.rate:
                     self.program.row(need.rate, INFINITY, [*able, (self._unserved[need.model], 1.0)])
 
-    def values_of(self, counts: Mapping[int, int]) -> dict[int, float]:
+    def beginning(self, counts: Mapping[int, int]) -> dict[int, float]:
         """The columns that say how many replicas there are, with what they are at these counts."""
         values = {column: float(counts.get(i, 0)) for i, column in self._count.items()}
         for i, starts in self._starts.items():

@@ -82,7 +82,7 @@ def test_a_search_that_may_look_at_nothing_answers_with_its_start():
     for by_capacity in (False, True):
         program = Formulation(instance, every, whole=True, by_capacity=by_capacity)
         best = program.minimise("served", seconds=60.0, seed=0)
-        start = program.values_of(program.counts(best))
+        start = program.beginning(program.counts(best))
         result = program.program.searched(program.terms("served"), LIMITS, never, start)
         assert result.ending == "OPTIMAL"
         assert program.value("served", result) == pytest.approx(best.objective, abs=1e-6)
@@ -100,7 +100,7 @@ def test_moves_have_a_start_too():
     program = Formulation(moved, range(len(moved.options)), whole=True)
     for change in (0, 1, -1):
         counts = {i: max(0, count + change) for i, count in moved.running.items()}
-        values = program.values_of(counts)
+        values = program.beginning(counts)
         starts_and_stops = [values[column] for column, _ in program.terms("moves") if column in values]
         assert sum(starts_and_stops) == sum(abs(counts[i] - count) for i, count in moved.running.items())
 

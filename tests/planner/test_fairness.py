@@ -129,7 +129,8 @@ def test_is_the_fairest_of_all_placements_and_then_serves_most(seed):
 def test_later_stages_keep_it_where_some_models_are_placed_at_a_time(seed, monkeypatch):
     for module, name in ((placing, "TINY"), (placing, "FEW"), (effort, "AT_ONCE"), (effort, "AT_ONCE_BY_CAPACITY")):
         monkeypatch.setattr(module, name, 0)
-    monkeypatch.setattr(placing, "TOGETHER", {False: 1, True: 1})
+    monkeypatch.setattr(placing, "TOGETHER", 1)
+    monkeypatch.setattr(placing, "TOGETHER_BY_CAPACITY", 1)
     instance = a_fair_instance(seed)
     if brute_force(instance) is None:
         return

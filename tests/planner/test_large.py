@@ -19,7 +19,8 @@ from tests.seeds import some
 def everything_is_large(monkeypatch):
     monkeypatch.setattr(placing, "TINY", 0)
     monkeypatch.setattr(placing, "FEW", 0)
-    monkeypatch.setattr(placing, "TOGETHER", {False: 3, True: 3})  # several parties, also of two models
+    monkeypatch.setattr(placing, "TOGETHER", 3)
+    monkeypatch.setattr(placing, "TOGETHER_BY_CAPACITY", 3)  # several parties, also of two models
 
 
 def both(instance, monkeypatch):

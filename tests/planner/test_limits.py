@@ -143,7 +143,8 @@ def test_is_the_best_of_all_placements_within_the_limits(seed):
 def test_a_search_in_parts_leaves_each_what_the_others_do_not_use(seed, monkeypatch):
     for module, name in ((placing, "TINY"), (placing, "FEW"), (effort, "AT_ONCE"), (effort, "AT_ONCE_BY_CAPACITY")):
         monkeypatch.setattr(module, name, 0)
-    monkeypatch.setattr(placing, "TOGETHER", {False: 1, True: 1})
+    monkeypatch.setattr(placing, "TOGETHER", 1)
+    monkeypatch.setattr(placing, "TOGETHER_BY_CAPACITY", 1)
     instance = random_instance(random.Random(seed))
     if best_of_all(instance) is None:
         return

@@ -295,7 +295,8 @@ def test_no_more_moves_than_are_allowed_and_the_best_of_them(seed):
 
 def test_large_fabrics_keep_the_limit_in_every_part(tmp_path, monkeypatch):
     monkeypatch.setattr(placing, "FEW", 10)
-    monkeypatch.setattr(placing, "TOGETHER", {False: 20, True: 20})
+    monkeypatch.setattr(placing, "TOGETHER", 20)
+    monkeypatch.setattr(placing, "TOGETHER_BY_CAPACITY", 20)
     for seed in random.SystemRandom().sample(range(10**6), 2):
         limited = replace(grown(applied_fabric(tmp_path, random.Random(seed))[0], 1.4), max_moves=3)
         assert moves(limited, searched(limited)) <= 3

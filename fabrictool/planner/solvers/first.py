@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from fabrictool.planner.formulation import Formulation
+from fabrictool.planner.program import LEAST_LP_S
 from fabrictool.planner.solvers.rounding import rounded
 from fabrictool.planner.stages import TOLERANCE, demand, first_change, in_order, user_stages
 
@@ -19,7 +20,6 @@ NEAR = 0.1
 """What runs is begun with where it is within so much of the relaxation rounded, in the first stage that differs."""
 SHORT = 0.01
 """The share of the demand that may be unserved there without another beginning being tried."""
-LP_S = 600.0
 
 Counts = dict[int, int]
 
@@ -73,7 +73,7 @@ class _Judge:
     def worth(self, counts: Mapping[int, int]) -> Mapping[str, float] | None:
         """Values of the stages that users feel; None where the counts break a rule."""
         loads = Formulation.of_counts(self._problem, counts, self.chosen)
-        result = in_order(loads, self._stages, seconds=LP_S, seed=self._seed)
+        result = in_order(loads, self._stages, seconds=LEAST_LP_S, seed=self._seed)
         return None if result is None else result[0]
 
     def is_better(self, values: Mapping[str, float], best: Mapping[str, float]) -> bool:

@@ -56,8 +56,8 @@ FEW = 450
 TINY_NODES = 20_000
 FIRST_NODES = 2000
 """Of the search for any placement, where the rounded relaxation breaks a rule."""
-TOGETHER = {False: 200, True: 600}
-"""Options that the models of a party have, about; by whether loads are left out."""
+TOGETHER, TOGETHER_BY_CAPACITY = 200, 600
+"""Options that the models of a party have, about; and where loads are not looked at."""
 PARTY_NODES, PARTY_GAP = 1, 2e-3
 """Limits of one such program."""
 SLACK = 1e-7
@@ -144,7 +144,7 @@ class PlacementSearch:
         if len(self._by_capacity.chosen) < len(every):
             self._by_capacity = Formulation(self._problem, every, whole=True, by_capacity=True)
         for name in self._values:
-            for formulation in (self._relaxed, self._whole, *([self._by_capacity] if name in BY_CAPACITY else ())):
+            for formulation in self._programs_with(name):
                 formulation.keep(name, math.inf)
         self._former = {name: joined(name, limits.values()) for name, limits in self._limits.items()}
         self._values, self._limits = {}, {}
@@ -174,8 +174,13 @@ class PlacementSearch:
     def _keep(self, name: str, most: float) -> None:
         """From now on the stage may come to so much."""
         self._share_out(name, most)
-        for formulation in (self._relaxed, self._whole, *([self._by_capacity] if name in BY_CAPACITY else ())):
+        for formulation in self._programs_with(name):
             self._keep_limit(formulation, name, self._limits[name])
+
+    def _programs_with(self, name: str) -> Sequence[Formulation]:
+        """Those that know a stage."""
+        programs = [self._relaxed, self._whole]
+        return [*programs, self._by_capacity] if name in BY_CAPACITY else programs
 
     # -- where a stage begins -------------------------------------------------------------------------------------
 
@@ -351,7 +356,7 @@ class PlacementSearch:
         """One step; None where the clock ended it, or the engine died on it. `nudge` is part of the objective."""
         limits = SearchLimits(gap, nodes, self._seed, min(LP_S, self._work.left_s()), restarts=nodes != effort.QUICK)
         terms = [*program.terms(name), *nudge]
-        result = program.program.searched(terms, limits, self._work.left_s, program.values_of(start) if start else None)
+        result = program.program.searched(terms, limits, self._work.left_s, program.beginning(start) if start else None)
         if result is not None and not result.in_time:
             self._work.cut()
             return None
@@ -384,7 +389,7 @@ class PlacementSearch:
         mine: dict[str, list[int]] = defaultdict(list)
         for i in self._program(name).chosen:
             mine[self._problem.options[i].model].append(i)
-        together = TOGETHER[self._is_by_capacity(name)]
+        together = TOGETHER_BY_CAPACITY if self._is_by_capacity(name) else TOGETHER
         groups = parties(self._problem.needs, mine, together, self._rng)
         if len(groups) == 1 and self._tries(name):
             return
