@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from collections import Counter
 from dataclasses import replace
 
 import msgspec
@@ -14,9 +15,11 @@ from fabrictool.domain.evidence import Evidence
 from fabrictool.domain.observed import ClusterFacts
 from fabrictool.domain.specs import AgentSpec, GatewaySpec
 from fabrictool.domain.state import State
+from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.plan import PlanOptions, plan
 from fabrictool.planner.problem import Level, ModelNeed, Option, Transfer
 from fabrictool.planner.solvers.exact import ExactSolver
+from fabrictool.planner.solvers.rounding import rounded
 from fabrictool.planner.solvers.search import TabuSearch
 from fabrictool.planner.solvers.tabu import TabuSolver
 from tests.planner.test_exact import figures, option, pool, problem
@@ -114,6 +117,50 @@ def test_pairs_serve_as_much_as_any_counts_can(seed):
     assert served(instance, solution) == pytest.approx(most_served(instance), abs=1e-4)
     for i, count in solution.counts.items():
         assert solution.loads.get(i, 0.0) <= count * instance.options[i].levels[-1].rate + 1e-6
+
+
+@pytest.mark.parametrize("seed", some(range(300), 60))
+def test_a_first_placement_has_no_phase_alone_and_needs_no_search(seed):
+    """Where pools hand over only within their sites, too; and it serves what its halves can do together."""
+    rng = random.Random(seed)
+    pools = [pool(f"{site}{at}", nodes=rng.randint(1, 4), site=site) for site in "ab" for at in range(2)]
+    options, transfers = [], {}
+    for model in "mn":
+        options += [
+            phase(which, model, where, rate=rng.choice((0.5, 1.0, 2.5)))
+            for which in ("prefill", "decode", "unified") for where in pools if rng.random() < 0.7
+        ]  # fmt: skip
+        for sender, receiver in itertools.product(pools, repeat=2):
+            if sender.site == receiver.site:
+                transfers |= between(model, sender, receiver)
+    needs = [ModelNeed(model, rng.choice((1.0, 3.0, 8.0)), 0, 8) for model in "mn"]
+    instance = replace(problem(needs, options, pools, objective=("latency",)), transfers=transfers)
+    usage = {i: rng.choice((0.0, 0.0, 0.4, 1.0, 1.7)) for i in range(len(instance.options))}
+    counts = rounded(instance, usage, {i: rng.random() for i in usage})
+    answer = Formulation.of_counts(instance, counts).minimise("served", seconds=SECONDS, seed=0)
+    assert answer is not None, "a rule is broken"
+    unserved = 0.0
+    for need in needs:
+        rates = Counter()
+        for i, k in counts.items():
+            its = instance.options[i]
+            if its.model == need.model:
+                where = "" if its.phase == "unified" else its.pool.site
+                rates[where, its.phase] += k * its.levels[-1].rate
+        together = rates["", "unified"] + sum(min(rates[s, "prefill"], rates[s, "decode"]) for s in "ab")
+        unserved += max(0.0, need.rate - together)
+    assert answer.objective == pytest.approx(unserved, abs=1e-6)
+
+
+def test_halves_are_filled_up_in_turn():
+    """Three requests/s of a model that has two of each phase to read and to answer: none is left over."""
+    there = pool("a", nodes=8, site="a")
+    options = [phase("prefill", "m", there, rate=1.0), phase("decode", "m", there, rate=1.0)]
+    instance = replace(
+        problem([ModelNeed("m", 3.0, 0, 16)], options, [there], objective=("latency",)),
+        transfers=between("m", there, there),
+    )
+    assert sorted(rounded(instance, {0: 0.5, 1: 0.5}, {0: 0.0, 1: 0.0}).values()) == [3, 3]
 
 
 def test_a_slow_link_keeps_phases_together():

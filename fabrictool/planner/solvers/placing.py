@@ -29,6 +29,7 @@ from fabrictool.planner.solvers.core import core_of, with_sites
 from fabrictool.planner.solvers.first import first_placement
 from fabrictool.planner.solvers.part import part_of
 from fabrictool.planner.solvers.parties import parties
+from fabrictool.planner.solvers.shares import SLACK, keep_limit, keep_limits, shared_out
 from fabrictool.planner.stages import (
     LOADS,
     TIDYING,
@@ -43,10 +44,11 @@ from fabrictool.planner.stages import (
 from fabrictool.planner.work import PER_SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from fabrictool.planner.highs import Searched
     from fabrictool.planner.program import ProgramSolution
+    from fabrictool.planner.solvers.shares import Limits
     from fabrictool.planner.work import StepwiseWork
 
 TINY = 40
@@ -60,8 +62,6 @@ TOGETHER, TOGETHER_BY_CAPACITY = 200, 600
 """Options that the models of a party have, about; and where loads are not looked at."""
 PARTY_NODES, PARTY_GAP = 1, 2e-3
 """Limits of one such program."""
-SLACK = 1e-7
-"""With which stages before are kept by each model, beyond their tolerance."""
 GAIN, FIRST_GAIN = 5e-4, 5e-3
 """A sweep that gains less, of the value, is the last one of its stage; or of those before all are placed at once."""
 MOST_SWEEPS, TIDYING_SWEEPS = 20, 1
@@ -100,7 +100,7 @@ class PlacementSearch:
         self._loads: dict[int, float] = {}
         self._values: dict[str, dict[str, float]] = {}
         """Stage → model → value."""
-        self._limits: dict[str, dict[str, float]] = {}
+        self._limits: Limits = {}
         """Of the stages before."""
         self._bounds: dict[str, float] = {}
         self._reached: dict[str, float] = {}
@@ -175,7 +175,7 @@ class PlacementSearch:
         """From now on the stage may come to so much."""
         self._share_out(name, most)
         for formulation in self._programs_with(name):
-            self._keep_limit(formulation, name, self._limits[name])
+            keep_limit(formulation, name, self._limits[name])
 
     def _programs_with(self, name: str) -> Sequence[Formulation]:
         """Those that know a stage."""
@@ -203,14 +203,15 @@ class PlacementSearch:
         if counts is not None:
             self._counts = counts
             return
-        program, self._begun_with = self._program(name), next(iter(self._tries(name)), 1)
-        first = self._by_highs(program, name, self._enough(name), self._begun_with, {})
-        if first is not None and first.values is not None:  # mostly, and far sooner than SCIP has one
-            self._counts = program.counts(first)
-            if self._judged(name):
-                if self._all and math.isfinite(first.bound):
-                    self._raise_bound(name, min(first.bound, self._total(name)))
-                return
+        program = self._program(name)
+        for nodes in (effort.QUICK, next(iter(self._tries(name)), 1)):
+            first = self._by_highs(program, name, self._enough(name), nodes, {})
+            if first is not None and first.values is not None:  # mostly, and far sooner than SCIP has one
+                self._counts, self._begun_with = program.counts(first), nodes
+                if self._judged(name):
+                    if self._all and math.isfinite(first.bound):
+                        self._raise_bound(name, min(first.bound, self._total(name)))
+                    return
         answer = self._whole.minimise(name, seconds=LP_S, seed=self._seed, gap=effort.CLOSE, nodes=FIRST_NODES)
         if answer is None:
             raise explain_infeasible(self._problem)
@@ -220,7 +221,7 @@ class PlacementSearch:
         """The counts as they are, with the loads that are best for this stage."""
         among = sorted({*self._whole.chosen, *self._counts})
         loads = Formulation.of_counts(self._problem, self._counts, among)
-        self._keep_limits(loads, [need.model for need in self._problem.needs])
+        keep_limits(loads, self._limits, [need.model for need in self._problem.needs])
         answer = loads.minimise(name, seconds=LP_S, seed=self._seed)
         return None if answer is None else (loads, answer)
 
@@ -254,16 +255,7 @@ class PlacementSearch:
         return self._optimal and (name in TIDYING or self._gap(name) <= 0.0)
 
     def _share_out(self, name: str, limit: float) -> None:
-        """What all models may use of a stage, by what they do."""
-        values = self._values[name]
-        if name == FAIRNESS:  # nobody has any of it: it holds for each
-            self._limits[name] = dict.fromkeys(values, limit)
-            return
-        total = sum(values.values())
-        left = limit - total
-        self._limits[name] = {
-            model: value + left * (value / total if total else 1 / len(values)) for model, value in values.items()
-        }
+        self._limits[name] = shared_out(name, self._values[name], limit)
 
     # -- better ones ----------------------------------------------------------------------------------------------
 
@@ -271,8 +263,9 @@ class PlacementSearch:
         if self._tiny:
             yield from self._proved(name)
             return
-        if not self._all and name != FAIRNESS:  # where they do, that is so quick that nothing else is tried before
-            yield from self._sweeps(name, FIRST_GAIN if self._tries(name) else GAIN)
+        least = FIRST_GAIN if self._tries(name) else GAIN
+        if name != FAIRNESS and not (self._all and (name in TIDYING or self._is_enough(name))):
+            yield from self._sweep(name, alone=True) if self._all else self._sweeps(name, least)
         for at, nodes in enumerate(self._tries(name)):
             if self._is_enough(name) or (at and self._gap(name) <= effort.AGAIN) or not self._work.more():
                 return
@@ -339,8 +332,8 @@ class PlacementSearch:
         formulation = Formulation(self._problem, options, whole=True)
         if not self._tiny:
             formulation.tighten()
-        for stage in self._limits:
-            self._keep_limit(formulation, stage, self._limits[stage])
+        for stage, limits in self._limits.items():
+            keep_limit(formulation, stage, limits)
         return formulation
 
     # Wide: a program, what it is searched for, where that begins and where it ends.
@@ -384,13 +377,13 @@ class PlacementSearch:
             if before - self._total(name) <= least * abs(before) or self._work.ended:
                 return
 
-    def _sweep(self, name: str) -> Iterator[Solution]:
-        """Every model once, in groups that chance puts together; a single one would be a try with all of them."""
+    def _sweep(self, name: str, *, alone: bool = False) -> Iterator[Solution]:
+        """Every model once, `alone` or in groups that chance puts together; one of all would be a try with all."""
         mine: dict[str, list[int]] = defaultdict(list)
         for i in self._program(name).chosen:
             mine[self._problem.options[i].model].append(i)
         together = TOGETHER_BY_CAPACITY if self._is_by_capacity(name) else TOGETHER
-        groups = parties(self._problem.needs, mine, together, self._rng)
+        groups = [[model] for model in mine] if alone else parties(self._problem.needs, mine, together, self._rng)
         if len(groups) == 1 and self._tries(name):
             return
         former = dict(self._counts), {stage: dict(limits) for stage, limits in self._limits.items()}
@@ -430,7 +423,7 @@ class PlacementSearch:
         program = Formulation(part, range(len(indices)), whole=True, by_capacity=self._is_by_capacity(name))
         if not self._is_by_capacity(name):
             program.tighten()
-        self._keep_limits(program, models)
+        keep_limits(program, self._limits, models)
         now = {at: self._counts[i] for at, i in enumerate(indices) if self._counts.get(i)}
         rough = self._by_highs(program, name, PARTY_GAP, PARTY_NODES, now, self._nudge(program, name))
         if rough is None or rough.values is None:
@@ -438,7 +431,7 @@ class PlacementSearch:
         # The integer solver's rows hold to a share of their size; loads are judged by the linear program.
         counts = program.counts(rough)
         loads = Formulation.of_counts(part, counts)
-        self._keep_limits(loads, models)
+        keep_limits(loads, self._limits, models)
         try:
             answer = loads.minimise(name, seconds=LP_S, seed=self._seed)
         except FabrictoolError:  # no numbers that can be trusted
@@ -467,14 +460,6 @@ class PlacementSearch:
             return ()
         a_move = residual(self._problem, name, 0.0) / sum(self._problem.running.values())
         return [(column, weight * a_move) for column, weight in program.terms("moves")]
-
-    def _keep_limits(self, formulation: Formulation, models: Iterable[str]) -> None:
-        for stage, limits in self._limits.items():
-            self._keep_limit(formulation, stage, {model: limits[model] for model in models})
-
-    def _keep_limit(self, formulation: Formulation, stage: str, limits: Mapping[str, float]) -> None:
-        """Every model may have used its own slack."""
-        formulation.keep(stage, joined(stage, [limit + SLACK * max(1.0, limit) for limit in limits.values()]))
 
     def _result(self, name: str) -> StageResult:
         total, reached = self._total(name), self._reached.get(name)

@@ -11,6 +11,7 @@ from fabrictool.planner.limits import DUST, open_limits
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from fabrictool.domain.specs import Phase
     from fabrictool.planner.problem import ModelNeed, Option, PlacementProblem, Pool, PoolKey, ResourceLimit
 
 CLOSE = 1e-6
@@ -30,13 +31,19 @@ def rounded(problem: PlacementProblem, usage: Mapping[int, float], distance: Map
         if problem.options[i].key not in problem.fixed:
             for _ in range(math.floor(usage[i] + CLOSE)):
                 state.add(i)
-    for need in sorted(problem.needs, key=lambda need: (-need.priority, need.model)):
-        mine = [i for i in state.by_model[need.model] if problem.options[i].key not in problem.fixed]
+    needs = sorted(problem.needs, key=lambda need: (-need.priority, need.model))
+    by_need = {
+        need.model: [i for i in state.by_model[need.model] if problem.options[i].key not in problem.fixed]
+        for need in needs
+    }
+    for mine in by_need.values():
         mine.sort(key=lambda i: (fraction[i] <= CLOSE, distance[i], i))
-        for make_room in (False, True):
-            for i in mine:
-                while state.lacks(need, i) and (state.add(i) or (make_room and state.displace(i))):
-                    pass
+    for need in needs:
+        state.fill(need, by_need[need.model])
+    if state.drop_lone(i for mine in by_need.values() for i in mine):
+        for need in needs:
+            state.fill(need, by_need[need.model])
+        state.drop_lone(i for mine in by_need.values() for i in mine)
     return state.counts
 
 
@@ -47,10 +54,11 @@ class _State:
         self._problem = problem
         self._need = {need.model: need for need in problem.needs}
         self._room = FreeDevices(problem.pools, problem.options, open_limits(problem))
+        self._halves = _Halves(problem)
         self.counts = dict.fromkeys(usage, 0)
         self.by_model: dict[str, list[int]] = defaultdict(list)
         self._by_pool: dict[tuple[str, str], list[int]] = defaultdict(list)
-        self._is_stable = {i: problem.options[i].stable for i in usage}
+        self._is_stable = {i: problem.options[i].stable and problem.options[i].serves for i in usage}
         self._total: Counter[str] = Counter()
         self._stable: Counter[str] = Counter()
         self._surplus = {need.model: -need.rate for need in problem.needs}
@@ -60,12 +68,28 @@ class _State:
                 self._by_pool[pool.key].append(i)
             self._count(i, problem.fixed.get(problem.options[i].key, 0) if problem.fixed else 0)
 
-    def lacks(self, need: ModelNeed, i: int) -> bool:
+    def fill(self, need: ModelNeed, mine: Sequence[int]) -> None:
+        """With what a model lacks, of the first of its options that helps."""
+        for make_room in (False, True):
+            for i in mine:
+                while self._lacks(need, i) and (self.add(i) or (make_room and self._displace(i))):
+                    pass
+
+    def _lacks(self, need: ModelNeed, i: int) -> bool:
         """Whether one more replica of option i would help its model."""
         if self._total[need.model] >= need.maximum:
             return False
-        lacks = self._surplus[need.model] < -CLOSE
+        lacks = self._surplus[need.model] < -CLOSE and not self._halves.is_ahead(self._problem.options[i])
         return lacks or (self._is_stable[i] and self._stable[need.model] < need.minimum)
+
+    def drop_lone(self, options: Iterable[int]) -> bool:
+        """Without replicas of a phase that have none of the other to work with; whether there were any."""
+        lone = [i for i in options if self.counts[i] and self._halves.is_lone(self._problem.options[i])]
+        for i in lone:
+            for _ in range(self.counts[i]):
+                self._count(i, -1)
+                self._room.give(self._problem.options[i])
+        return bool(lone)
 
     def add(self, i: int) -> bool:
         """One replica more, if there are devices for it."""
@@ -74,7 +98,7 @@ class _State:
         self._count(i, 1)
         return True
 
-    def displace(self, i: int) -> bool:
+    def _displace(self, i: int) -> bool:
         """One replica more, in the place of one that its own model can do without."""
         option = self._problem.options[i]
         for j in self._by_pool[option.pool.key]:
@@ -97,7 +121,50 @@ class _State:
         self.counts[i] += more
         self._total[option.model] += more
         self._stable[option.model] += more if self._is_stable[i] else 0
-        self._surplus[option.model] += more * option.levels[-1].rate
+        rate = more * option.levels[-1].rate
+        self._surplus[option.model] += rate if option.phase == "unified" else self._halves.add(option, rate)
+
+
+class _Halves:
+    """What replicas that prefill and those that decode can do together: as much as the fewer of them, in each group of
+    pools that hand over to each other.
+    """
+
+    def __init__(self, problem: PlacementProblem) -> None:
+        self._group: dict[tuple[str, PoolKey], PoolKey] = {}
+        for model, *pair in problem.transfers:
+            first, second = (self._first(model, pool) for pool in pair)
+            self._group[model, first] = second
+        self._rates: dict[tuple[str, PoolKey, Phase], float] = defaultdict(float)
+
+    def _first(self, model: str, pool: PoolKey) -> PoolKey:
+        while (other := self._group.get((model, pool), pool)) != pool:
+            pool = other
+        return pool
+
+    def _sides(self, option: Option) -> tuple[tuple[str, PoolKey, Phase], tuple[str, PoolKey, Phase]]:
+        """Its own, and the other."""
+        group = self._first(option.model, option.pool.key)
+        other: Phase = "decode" if option.phase == "prefill" else "prefill"
+        return (option.model, group, option.phase), (option.model, group, other)
+
+    def add(self, option: Option, rate: float) -> float:
+        """By how much both can do more with so many requests/s more of an option."""
+        mine, other = self._sides(option)
+        before = min(self._rates[mine], self._rates[other])
+        self._rates[mine] += rate
+        return min(self._rates[mine], self._rates[other]) - before
+
+    def is_ahead(self, option: Option) -> bool:
+        """Whether the other side is what lacks."""
+        if option.phase == "unified":
+            return False
+        mine, other = self._sides(option)
+        return self._rates[mine] > self._rates[other] + CLOSE
+
+    def is_lone(self, option: Option) -> bool:
+        """Whether there is no other side."""
+        return option.phase != "unified" and self._rates[self._sides(option)[1]] <= CLOSE
 
 
 class FreeDevices:
