@@ -57,15 +57,21 @@ class StepwiseWork:
     limit: int
     left_s: Callable[[], float] = never
     """Seconds until the clock ends it."""
+    closing_s: float = 0.0
+    """Of these, what is left to be done then takes so long, about."""
     spent: int = 0
     ended: bool = False
     """By limit or clock: there was more to be tried."""
 
     def more(self) -> bool:
         """Whether there may be another step."""
-        if self.ended or self.spent >= self.limit or self.left_s() <= 0.0:
+        if self.ended or self.spent >= self.limit or self.for_steps_s() <= 0.0:
             self.ended = True
         return not self.ended
+
+    def for_steps_s(self) -> float:
+        """Seconds until the clock ends the step that is being done."""
+        return self.left_s() - self.closing_s
 
     def done(self, units: int) -> None:
         """One step is complete."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -26,6 +27,8 @@ stages without loads, whose programs are so much smaller."""
 class Core:
     """What the relaxation says of a problem."""
 
+    relaxed: Formulation
+    """That relaxation, with no stage kept."""
     options: Sequence[int]
     """Those that it uses in any stage, those that it nearly uses, and those that rules or habit name."""
     wide: Sequence[int]
@@ -75,9 +78,11 @@ def core_of(problem: PlacementProblem, seconds: float, seed: int) -> Core:
                 core |= {i for _, i in options[:NEAREST]}
                 wide |= {i for _, i in options[:WIDE]} if name in BY_CAPACITY else set()
         relaxed.keep(name, answer.objective + slack(problem, name, answer.objective))
+    for name in lowest:
+        relaxed.keep(name, math.inf)
     chosen = sorted(core)
     whole = rounded(problem, {i: usage.get(i, 0.0) for i in chosen}, distance)
-    return Core(chosen, sorted(core | wide), lowest, distance, whole, moved)
+    return Core(relaxed, chosen, sorted(core | wide), lowest, distance, whole, moved)
 
 
 def with_sites(problem: PlacementProblem) -> PlacementProblem:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from fabrictool.planner.infeasible import require_options
 from fabrictool.planner.solvers.placing import PlacementSearch
 from fabrictool.planner.solvers.symmetry import merged
-from fabrictool.planner.stages import stage_names
 from fabrictool.planner.work import StepwiseWork, never, units
 
 if TYPE_CHECKING:
@@ -46,10 +45,9 @@ class ExactSolver:
         work = StepwiseWork(units(deadline_s), self._left_s)
         start = None if warm is None else smaller.counts_of(warm.counts)
         search = PlacementSearch(smaller.problem, NAME, work, seed, start)
-        names = [name for name in stage_names(problem) if search.wants(name)]
         goes_on = True
         while goes_on:
-            for name in names:
+            for name in search.stages:
                 for solution in search.stage(name):
                     yield smaller.dealt(solution, seed)
             goes_on = search.goes_on()

@@ -55,7 +55,7 @@ def _best_known(
     for known in (running, warm, moved):
         if not known or not any(known.values()):
             continue
-        usage = {i: float(known.get(i, 0)) for i in judge.chosen}
+        usage = {i: float(known.get(i, 0)) for i in range(len(problem.options))}
         counts = {i: count for i, count in rounded(problem, usage, core.distance).items() if count}
         values = None if best is not None and counts == best[0] else judge.worth(counts)
         if values is not None and (best is None or judge.is_better(values, best[1])):
@@ -72,7 +72,7 @@ class _Judge:
 
     def worth(self, counts: Mapping[int, int]) -> Mapping[str, float] | None:
         """Values of the stages that users feel; None where the counts break a rule."""
-        loads = Formulation.of_counts(self._problem, counts, self.chosen)
+        loads = Formulation.of_counts(self._problem, counts, sorted({*self.chosen, *counts}))
         result = in_order(loads, self._stages, seconds=LEAST_LP_S, seed=self._seed)
         return None if result is None else result[0]
 

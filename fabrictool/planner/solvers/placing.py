@@ -40,6 +40,7 @@ from fabrictool.planner.stages import (
     residual,
     rounding,
     spared,
+    stage_names,
 )
 from fabrictool.planner.work import PER_SECOND
 
@@ -89,10 +90,13 @@ class PlacementSearch:
         problem = self._problem = with_sites(problem)
         self._solver, self._work, self._seed, self._warm = solver, work, seed, warm
         self._rng = random.Random(f"large {seed}")
+        left_s = work.left_s()
         self._core = core_of(problem, LP_S, seed)
+        self._relaxing_s = left_s - work.left_s() if left_s < math.inf else 0.0
+        """That it takes to solve the relaxations of all stages."""
         every = range(len(problem.options))
         self._tiny, self._all = len(every) <= TINY, len(every) <= FEW
-        self._relaxed = Formulation(problem, every, whole=False)
+        self._relaxed = self._core.relaxed
         # Of a fabric that runs little changes: fewer options are enough, and time is short.
         among = every if self._all else self._core.options if problem.runs else self._core.wide
         self._by_capacity = Formulation(problem, among, whole=True, by_capacity=True)
@@ -111,14 +115,16 @@ class PlacementSearch:
         self._former: dict[str, float] = {}
         """What stages were kept within in the first pass."""
         self._begun_with = 0
+        # Equals are settled for good only where that takes no time.
+        ordered = (name for name in stage_names(problem) if self._tiny or name != TIE_BREAK)
+        self.stages = [name for name in ordered if self._relaxed.terms(name)]
+        """Those that there is anything to."""
         work.done(1)
-
-    def wants(self, name: str) -> bool:
-        """Whether a stage has anything to it. Equals are settled for good only where that takes no time."""
-        return bool(self._relaxed.terms(name)) and (self._tiny or name != TIE_BREAK)
 
     def stage(self, name: str) -> Iterator[Solution]:
         """Minimises one objective, and keeps it from then on."""
+        left = len(self.stages) - self.stages.index(name)
+        self._work.closing_s = self._relaxing_s * left / len(self.stages)
         if name == "moves":
             self._spare()
         known = [self._bounds[name]] if name in self._bounds and self._is_kept_as_before() else []
@@ -347,9 +353,13 @@ class PlacementSearch:
         nudge: Sequence[tuple[int, float]] = (),
     ) -> Searched | None:
         """One step; None where the clock ended it, or the engine died on it. `nudge` is part of the objective."""
-        limits = SearchLimits(gap, nodes, self._seed, min(LP_S, self._work.left_s()), restarts=nodes != effort.QUICK)
+        limits = SearchLimits(
+            gap, nodes, self._seed, min(LP_S, self._work.for_steps_s()), restarts=nodes != effort.QUICK
+        )
         terms = [*program.terms(name), *nudge]
-        result = program.program.searched(terms, limits, self._work.left_s, program.beginning(start) if start else None)
+        result = program.program.searched(
+            terms, limits, self._work.for_steps_s, program.beginning(start) if start else None
+        )
         if result is not None and not result.in_time:
             self._work.cut()
             return None
@@ -443,12 +453,12 @@ class PlacementSearch:
 
     def _in_time(self, program: Formulation, name: str, *, nodes: int, gap: float = 0.0) -> ProgramSolution | None:
         """What SCIP finds within its limits; None where that is nothing, or the clock ended it."""
-        seconds = min(LP_S, max(0.0, self._work.left_s()) / PATIENCE)
+        seconds = min(LP_S, max(0.0, self._work.for_steps_s()) / PATIENCE)
         try:
             answer = program.minimise(name, seconds=seconds, seed=self._seed, gap=gap, nodes=nodes)
         except FabrictoolError:  # nothing was found within the limits, or no numbers that can be trusted
             answer = None
-        if self._work.left_s() <= 0.0 or (answer is not None and not answer.in_time):
+        if self._work.for_steps_s() <= 0.0 or (answer is not None and not answer.in_time):
             self._work.cut()
             return None
         self._work.done(program.program.columns // COLUMNS_PER_UNIT)

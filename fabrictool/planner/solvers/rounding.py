@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fabrictool.planner.limits import DUST, open_limits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from fabrictool.domain.specs import Phase
     from fabrictool.planner.problem import ModelNeed, Option, PlacementProblem, Pool, PoolKey, ResourceLimit
@@ -67,13 +67,42 @@ class _State:
             for pool in problem.options[i].pools:
                 self._by_pool[pool.key].append(i)
             self._count(i, problem.fixed.get(problem.options[i].key, 0) if problem.fixed else 0)
+        for here in self._by_pool.values():
+            here.sort(key=lambda i: (-problem.options[i].stage_devices, i))
 
     def fill(self, need: ModelNeed, mine: Sequence[int]) -> None:
         """With what a model lacks, of the first of its options that helps."""
-        for make_room in (False, True):
-            for i in mine:
-                while self._lacks(need, i) and (self.add(i) or (make_room and self._displace(i))):
-                    pass
+        while self._took(need, mine, self.add):
+            pass  # halves help each other in turn
+        lacking = [i for i in mine if self._lacks(need, i)]
+        if self._problem.runs and lacking:
+            lacking = self._by_moves(need, lacking)
+        while self._took(need, lacking, self._displace):
+            pass
+
+    def _took(self, need: ModelNeed, mine: Iterable[int], take: Callable[[int], bool]) -> bool:
+        """Whether any of these options helped, as often as it does."""
+        took = False
+        for i in mine:
+            while self._lacks(need, i) and take(i):
+                took = True
+        return took
+
+    def _by_moves(self, need: ModelNeed, mine: Sequence[int]) -> list[int]:
+        """Those first with which the least has to start and to stop, about, so that a model has what it lacks."""
+        options = self._problem.options
+        largest: dict[PoolKey, int] = {}
+        for key, here in self._by_pool.items():
+            donors = (options[j] for j in here if self.counts[j] and options[j].model != need.model)
+            largest[key] = next((other.stage_devices for other in donors if self._can_spare(other)), 0)
+        lacks = -self._surplus[need.model]
+
+        def moves(i: int) -> float:
+            donor = largest[options[i].pool.key]
+            starts = max(1, math.ceil(lacks / options[i].levels[-1].rate - CLOSE))
+            return starts * (1 + math.ceil(options[i].stage_devices / donor)) if donor else math.inf
+
+        return sorted(mine, key=moves)
 
     def _lacks(self, need: ModelNeed, i: int) -> bool:
         """Whether one more replica of option i would help its model."""
@@ -99,22 +128,25 @@ class _State:
         return True
 
     def _displace(self, i: int) -> bool:
-        """One replica more, in the place of one that its own model can do without."""
+        """One replica more, in the place of some that their own models can do without, the largest first."""
         option = self._problem.options[i]
+        given: list[int] = []
         for j in self._by_pool[option.pool.key]:
-            if not self.counts[j]:
-                continue
             other = self._problem.options[j]
-            need = self._need[other.model]
-            rate = other.levels[-1].rate
-            spare = self._surplus[other.model] >= rate and self._stable[other.model] > need.minimum
-            if spare and other.model != option.model and other.stage_devices >= option.stage_devices:
+            while other.model != option.model and self.counts[j] and self._can_spare(other):
                 self._count(j, -1)
                 self._room.give(other)
+                given.append(j)
                 if self.add(i):
                     return True
-                self.add(j)
+        for j in given:
+            self.add(j)
         return False
+
+    def _can_spare(self, option: Option) -> bool:
+        """Whether its model can do without one of its replicas."""
+        least = self._need[option.model].minimum
+        return self._surplus[option.model] >= option.levels[-1].rate and self._stable[option.model] > least
 
     def _count(self, i: int, more: int) -> None:
         option = self._problem.options[i]
