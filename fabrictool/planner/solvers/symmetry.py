@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
@@ -34,6 +34,8 @@ class MergedProblem:
     whole: PlacementProblem
     members: Mapping[int, Sequence[int]]
     """Option of the smaller problem → those of the whole one that it stands for, in the order of their pools."""
+    _known: dict[Hashable, dict[int, int]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Counts of a pool → how they were dealt out: from one solution to the next most pools stay as they are."""
 
     def dealt(self, solution: Solution, seed: int) -> Solution:
         """The same for the whole problem."""
@@ -48,7 +50,10 @@ class MergedProblem:
             if not runs.isdisjoint(members):
                 by_pool[self.problem.options[i].pool.key].setdefault(i, 0)
         for wanted in by_pool.values():
-            counts |= self._of_pool(wanted, runs, seed)
+            key = (seed, *sorted(wanted.items()))
+            if key not in self._known:
+                self._known[key] = self._of_pool(wanted, runs, seed)
+            counts |= self._known[key]
         loads = {}
         for i, load in solution.loads.items():
             for member in self.members[i]:
