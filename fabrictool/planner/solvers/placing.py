@@ -29,7 +29,7 @@ from fabrictool.planner.solvers.core import core_of, with_sites
 from fabrictool.planner.solvers.first import first_placement
 from fabrictool.planner.solvers.part import part_of
 from fabrictool.planner.solvers.parties import parties
-from fabrictool.planner.solvers.shares import SLACK, keep_limit, keep_limits, shared_out
+from fabrictool.planner.solvers.shares import SLACK, KeptStage
 from fabrictool.planner.stages import (
     LOADS,
     TIDYING,
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
     from fabrictool.planner.highs import Searched
     from fabrictool.planner.program import ProgramSolution
-    from fabrictool.planner.solvers.shares import Limits
     from fabrictool.planner.work import StepwiseWork
 
 TINY = 40
@@ -104,7 +103,7 @@ class PlacementSearch:
         self._loads: dict[int, float] = {}
         self._values: dict[str, dict[str, float]] = {}
         """Stage → model → value."""
-        self._limits: Limits = {}
+        self._limits: dict[str, KeptStage] = {}
         """Of the stages before."""
         self._bounds: dict[str, float] = {}
         self._reached: dict[str, float] = {}
@@ -141,28 +140,28 @@ class PlacementSearch:
 
     def goes_on(self) -> bool:
         """Whether another pass over all stages is worth its time; then it begins, with what was found."""
-        felt = [name for name in self._values if name not in TIDYING]
-        near = all(self._gap(name) <= max(effort.AGAIN, self._enough(name)) for name in felt)
-        every = range(len(self._problem.options))
-        last = self._part != "first" or self._tiny or len(every) > effort.PROVABLE
-        if last or near or not self._work.more():
+        if not self._is_worth_another() or not self._work.more():
             return False
+        every = range(len(self._problem.options))
         if len(self._by_capacity.chosen) < len(every):
             self._by_capacity = Formulation(self._problem, every, whole=True, by_capacity=True)
         for name in self._values:
             for formulation in self._programs_with(name):
                 formulation.keep(name, math.inf)
-        self._former = {name: joined(name, limits.values()) for name, limits in self._limits.items()}
+        self._former = {name: limit.most for name, limit in self._limits.items()}
         self._values, self._limits = {}, {}
-        self._part, self._optimal = "second", True
+        self._part, self._optimal, self._begun_with = "second", True, 0
         return True
+
+    def _is_worth_another(self) -> bool:
+        """Whether a second pass could bring users something."""
+        felt = [name for name in self._values if name not in TIDYING]
+        near = all(self._gap(name) <= max(effort.AGAIN, self._enough(name)) for name in felt)
+        return self._part == "first" and not (self._tiny or near or len(self._problem.options) > effort.PROVABLE)
 
     def _is_kept_as_before(self) -> bool:
         """Whether the stages before may come to no more than in the first pass, so that bounds of then hold."""
-        return all(
-            joined(name, limits.values()) <= self._former[name] * (1 + SLACK) + SLACK
-            for name, limits in self._limits.items()
-        )
+        return all(limit.most <= self._former[name] * (1 + SLACK) + SLACK for name, limit in self._limits.items())
 
     def _tightened(self) -> Iterator[Solution]:
         """What was spared for moves and did not save any is taken back."""
@@ -175,13 +174,13 @@ class PlacementSearch:
         """Stages before may become a little worse again where that saves moves."""
         for name, share in spared(self._problem, self._values).items():
             total = self._reached[name] = self._total(name)
-            self._keep(name, max(sum(self._limits[name].values()), total * (1.0 + share)))
+            self._keep(name, max(self._limits[name].most, total * (1.0 + share)))
 
     def _keep(self, name: str, most: float) -> None:
         """From now on the stage may come to so much."""
-        self._share_out(name, most)
+        limit = self._limits[name] = KeptStage.of(name, most, self._values[name])
         for formulation in self._programs_with(name):
-            keep_limit(formulation, name, self._limits[name])
+            limit.keep(formulation)
 
     def _programs_with(self, name: str) -> Sequence[Formulation]:
         """Those that know a stage."""
@@ -227,7 +226,8 @@ class PlacementSearch:
         """The counts as they are, with the loads that are best for this stage."""
         among = sorted({*self._whole.chosen, *self._counts})
         loads = Formulation.of_counts(self._problem, self._counts, among)
-        keep_limits(loads, self._limits, [need.model for need in self._problem.needs])
+        for limit in self._limits.values():
+            limit.keep(loads)
         answer = loads.minimise(name, seconds=LP_S, seed=self._seed)
         return None if answer is None else (loads, answer)
 
@@ -243,8 +243,8 @@ class PlacementSearch:
         loads, answer = loaded
         self._loads = loads.loads(answer)
         self._values = {stage: loads.shares(stage, answer) for stage in (*self._limits, name)}
-        for stage, limits in self._limits.items():
-            self._share_out(stage, joined(stage, limits.values()))
+        for stage, limit in self._limits.items():
+            self._limits[stage] = KeptStage.of(stage, limit.most, self._values[stage])
         return True
 
     def _total(self, name: str) -> float:
@@ -260,18 +260,15 @@ class PlacementSearch:
         """Whether neither this stage nor any before it, of those that users feel, can be better."""
         return self._optimal and (name in TIDYING or self._gap(name) <= 0.0)
 
-    def _share_out(self, name: str, limit: float) -> None:
-        self._limits[name] = shared_out(name, self._values[name], limit)
-
     # -- better ones ----------------------------------------------------------------------------------------------
 
     def _improved(self, name: str) -> Iterator[Solution]:
         if self._tiny:
             yield from self._proved(name)
             return
-        least = FIRST_GAIN if self._tries(name) else GAIN
-        if name != FAIRNESS and not (self._all and (name in TIDYING or self._is_enough(name))):
-            yield from self._sweep(name, alone=True) if self._all else self._sweeps(name, least)
+        if name in TIDYING and self._is_worth_another():
+            return  # in the second pass
+        yield from self._before_all(name)
         for at, nodes in enumerate(self._tries(name)):
             if self._is_enough(name) or (at and self._gap(name) <= effort.AGAIN) or not self._work.more():
                 return
@@ -283,6 +280,17 @@ class PlacementSearch:
             if better:
                 yield self._solution()
                 yield from self._sweeps(name) if name != FAIRNESS else ()
+
+    def _before_all(self, name: str) -> Iterator[Solution]:
+        """Some models at a time, before all are placed at once."""
+        tries = self._tries(name)
+        if name == FAIRNESS:
+            return
+        if self._all:
+            if name not in TIDYING and not self._is_enough(name):
+                yield from self._sweep(name, alone=True)
+        elif not (tries and self._part == "second" and self._is_by_capacity(name)):  # sweeps took as long, for less
+            yield from self._sweeps(name, FIRST_GAIN if tries else GAIN)
 
     def _tries(self, name: str) -> Sequence[int]:
         by_capacity = self._is_by_capacity(name)
@@ -338,8 +346,8 @@ class PlacementSearch:
         formulation = Formulation(self._problem, options, whole=True)
         if not self._tiny:
             formulation.tighten()
-        for stage, limits in self._limits.items():
-            keep_limit(formulation, stage, limits)
+        for limit in self._limits.values():
+            limit.keep(formulation)
         return formulation
 
     # Wide: a program, what it is searched for, where that begins and where it ends.
@@ -368,7 +376,7 @@ class PlacementSearch:
 
     def _adopted(self, name: str, counts: dict[int, int]) -> bool:
         """Whether these counts are better; then they are the counts."""
-        before, total = (self._counts, self._limits, self._values, self._loads), self._total(name)
+        before, total = (self._counts, dict(self._limits), self._values, self._loads), self._total(name)
         self._counts = counts
         with suppress(FabrictoolError):  # no numbers that can be trusted
             if self._judged(name) and self._total(name) < total - rounding(total):
@@ -396,7 +404,7 @@ class PlacementSearch:
         groups = [[model] for model in mine] if alone else parties(self._problem.needs, mine, together, self._rng)
         if len(groups) == 1 and self._tries(name):
             return
-        former = dict(self._counts), {stage: dict(limits) for stage, limits in self._limits.items()}
+        former = dict(self._counts), dict(self._limits)
         for models in groups:
             if not self._work.more():
                 break
@@ -418,13 +426,8 @@ class PlacementSearch:
             if counts.get(at):
                 self._counts[i] = counts[at]
         self._values[name] |= loads.shares(name, answer)
-        for stage, limits in self._limits.items():
-            if stage == FAIRNESS:
-                continue
-            # What one of them uses of another's limit, the other has no more.
-            used = loads.shares(stage, answer)
-            left = (sum(limits[model] for model in models) - sum(used.values())) / len(models)
-            limits |= {model: value + left for model, value in used.items()}
+        for stage, limit in self._limits.items():
+            self._limits[stage] = limit.after(loads.shares(stage, answer))
 
     def _best(
         self, name: str, part: PlacementProblem, indices: Sequence[int], models: Sequence[str]
@@ -433,7 +436,8 @@ class PlacementSearch:
         program = Formulation(part, range(len(indices)), whole=True, by_capacity=self._is_by_capacity(name))
         if not self._is_by_capacity(name):
             program.tighten()
-        keep_limits(program, self._limits, models)
+        for limit in self._limits.values():
+            limit.keep_of(program, models)
         now = {at: self._counts[i] for at, i in enumerate(indices) if self._counts.get(i)}
         rough = self._by_highs(program, name, PARTY_GAP, PARTY_NODES, now, self._nudge(program, name))
         if rough is None or rough.values is None:
@@ -441,7 +445,8 @@ class PlacementSearch:
         # The integer solver's rows hold to a share of their size; loads are judged by the linear program.
         counts = program.counts(rough)
         loads = Formulation.of_counts(part, counts)
-        keep_limits(loads, self._limits, models)
+        for limit in self._limits.values():
+            limit.keep_of(loads, models)
         try:
             answer = loads.minimise(name, seconds=LP_S, seed=self._seed)
         except FabrictoolError:  # no numbers that can be trusted

@@ -1,7 +1,8 @@
-"""What each model may use of a stage that is kept, while later ones are solved for some of the models at a time."""
+"""What a stage that is kept may come to, while later ones are solved: all together, and each model for itself."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fabrictool.planner.fairness import FAIRNESS, joined
@@ -12,27 +13,47 @@ if TYPE_CHECKING:
     from fabrictool.planner.formulation import Formulation
 
 SLACK = 1e-7
-"""With which stages before are kept by each model, beyond their tolerance."""
-
-Limits = dict[str, dict[str, float]]
-"""Stage → model → what it may come to."""
+"""Beyond it, times the value where that is more than 1: each model may have used its own."""
 
 
-def shared_out(name: str, values: Mapping[str, float], limit: float) -> dict[str, float]:
-    """By model, what all together may use: by what they do, `values`."""
-    if name == FAIRNESS:  # nobody has any of it: it holds for each
-        return dict.fromkeys(values, limit)
-    total = sum(values.values())
-    left = limit - total
-    return {model: value + left * (value / total if total else 1 / len(values)) for model, value in values.items()}
+@dataclass(frozen=True, slots=True)
+class KeptStage:
+    """One stage's limit."""
 
+    name: str
+    most: float
+    """Of all models together."""
+    shares: Mapping[str, float]
+    """By model; all together `most`, or what they came to, where that is more by the slack."""
 
-def keep_limits(formulation: Formulation, limits: Limits, models: Iterable[str]) -> None:
-    """All stages, of some of the models."""
-    for stage, limits_of in limits.items():
-        keep_limit(formulation, stage, {model: limits_of[model] for model in models})
+    @classmethod
+    def of(cls, name: str, most: float, values: Mapping[str, float]) -> KeptStage:
+        """Shared out by what models do, `values`."""
+        total = sum(values.values())
+        left = most - total
+        if name == FAIRNESS:  # nobody has any of it: it holds for each
+            shares = dict.fromkeys(values, most)
+        elif left <= 0.0:  # taken from all alike, it would be asked of those that can do no better
+            shares = dict(values)
+        else:
+            shares = {m: value + left * (value / total if total else 1 / len(values)) for m, value in values.items()}
+        return cls(name, most, shares)
 
+    def after(self, used: Mapping[str, float]) -> KeptStage:
+        """What some models use of each other's shares now, the others no longer have."""
+        if self.name == FAIRNESS:
+            return self
+        left = (sum(self.shares[model] for model in used) - sum(used.values())) / len(used)
+        return replace(self, shares={**self.shares, **{model: value + left for model, value in used.items()}})
 
-def keep_limit(formulation: Formulation, stage: str, limits: Mapping[str, float]) -> None:
-    """Every model may have used its own slack."""
-    formulation.keep(stage, joined(stage, [limit + SLACK * max(1.0, limit) for limit in limits.values()]))
+    def keep(self, formulation: Formulation) -> None:
+        """In a program of all models."""
+        slack = self._with_slack(self.shares) - joined(self.name, self.shares.values())
+        formulation.keep(self.name, self.most + slack)
+
+    def keep_of(self, formulation: Formulation, models: Iterable[str]) -> None:
+        """In a program of some of them."""
+        formulation.keep(self.name, self._with_slack({model: self.shares[model] for model in models}))
+
+    def _with_slack(self, shares: Mapping[str, float]) -> float:
+        return joined(self.name, [share + SLACK * max(1.0, share) for share in shares.values()])
