@@ -19,14 +19,14 @@ from fabrictool.planner.permitted import forbidden, permitted, preference, promi
 from fabrictool.planner.problem import Level, Option, Transfer
 from fabrictool.planner.targets import slo_excess
 from fabrictool.simulator.calibration import calibrations_in
-from fabrictool.simulator.capacity import replica, under_load
+from fabrictool.simulator.capacity import replica, under_loads
 from fabrictool.simulator.elastic import elastic, elastic_stand
 from fabrictool.simulator.mixed import Part, pipeline
 from fabrictool.simulator.network import HAND_LATENCY_S, hop
 from fabrictool.simulator.operators import Parallelism, kv_elements_per_token
 from fabrictool.simulator.phases import decode_only, prefill_only, prefill_under_load
 from fabrictool.simulator.shared import shared
-from fabrictool.simulator.slo import spared
+from fabrictool.simulator.slo import METRICS, spared
 from fabrictool.simulator.stand import stand
 from fabrictool.simulator.stepmodel import KV_OCTETS
 
@@ -386,17 +386,15 @@ class Columns:
         elif phase == "decode":
             figures = answering
         levels, factors = [], spared(slo, [figures.bands])
-        for load in LOADS:
-            rate = load * figures.capacity
-            if phase == "prefill":
-                latency = prefill_under_load(figures, rate)
-                excess = slo_excess(slo, latency, ("ttft",), more=moving + answering.first_s, factors=factors)
-            elif phase == "decode":
-                latency = under_load(figures, demand, rate)
-                excess = slo_excess(slo, latency, more=prompt + moving, factors=factors)
-            else:
-                latency = under_load(figures, demand, rate)
-                excess = slo_excess(slo, latency, factors=factors)
+        rates = [load * figures.capacity for load in LOADS]
+        if phase == "prefill":
+            latencies = [prefill_under_load(figures, rate) for rate in rates]
+        else:
+            latencies = under_loads(figures, demand, rates)
+        metrics = METRICS[:1] if phase == "prefill" else METRICS
+        more = {"prefill": moving + answering.first_s, "decode": prompt + moving, "unified": 0.0}[phase]
+        for rate, latency in zip(rates, latencies, strict=True):
+            excess = slo_excess(slo, latency, metrics, more, factors)
             levels.append(Level(rate * promise, latency.in_system, excess <= 0.0, tidy(excess)))
         return figures, tuple(levels), max(start_s for _, start_s in starts)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import TYPE_CHECKING
 
 from fabrictool.base.units import Duration
@@ -56,15 +57,21 @@ def _targets(
     slo: Slo | None, latency: Latency, metrics: Sequence[str] = METRICS, more: float = 0.0
 ) -> Iterator[tuple[str, float, float, float]]:
     """(metric, share of requests, seconds that they may take, seconds that they take)."""
+    for metric, share, target in _wanted(slo):
+        if metric in metrics:
+            yield metric, share, target, _quantile(latency, metric, share) + (0.0 if metric == "tpot" else more)
+
+
+@cache
+def _wanted(slo: Slo | None) -> list[tuple[str, float, float]]:
+    """(metric, share of requests, seconds that they may take)."""
     *single, together = criteria(slo) or (Criterion(0.0, LatencyTarget()),)
     shares = [(wanted.metric, wanted.share, getattr(wanted.target, wanted.metric)) for wanted in single]
     for metric in METRICS:
         # `attain` asks more of a metric than its percentiles do, where these are lower.
         if max([share for name, share, _ in shares if name == metric], default=1.0) < together.share:
             shares.append((metric, together.share, getattr(together.target, metric)))
-    for metric, share, target in shares:
-        if metric in metrics:
-            yield metric, share, target, _quantile(latency, metric, share) + (0.0 if metric == "tpot" else more)
+    return shares
 
 
 def _quantile(latency: Latency, metric: str, share: float) -> float:

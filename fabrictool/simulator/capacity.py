@@ -15,6 +15,8 @@ import numpy as np
 from fabrictool.simulator.calibration import UNKNOWN
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fabrictool.simulator.calibration import Calibration
     from fabrictool.simulator.memory import ReplicaMemory
     from fabrictool.simulator.stepmodel import Steps
@@ -185,7 +187,13 @@ def prefill_seconds(step: Steps, tokens: float) -> float:
 
 
 def under_load(figures: ReplicaFigures, demand: MeanWorkload, rate: float) -> Latency:
-    """Latency of one replica that gets `rate` requests/s, Poisson.
+    """Latency of one replica that gets `rate` requests/s; see `under_loads`."""
+    (latency,) = under_loads(figures, demand, [rate])
+    return latency
+
+
+def under_loads(figures: ReplicaFigures, demand: MeanWorkload, rates: Sequence[float]) -> list[Latency]:
+    """Latency of one replica under each of these `rates`, requests/s, Poisson.
 
     A birth-death queue: with b requests in the batch, steps of t(b) seconds to which each arriving prompt adds p, they
     leave at the rate b / (output × t(b) + b × p), up to the largest batch; whoever comes beyond that waits. A request's
@@ -194,12 +202,30 @@ def under_load(figures: ReplicaFigures, demand: MeanWorkload, rate: float) -> La
     it. Beyond `MAX_UTILISATION` the
     figures of that point are returned: overload has no stationary latency, and the caller reports what is not served.
     """
-    utilisation = rate / figures.capacity if figures.capacity > 0 else math.inf
-    load = min(utilisation, MAX_UTILISATION)
-    rate = load * figures.capacity
-    stay = _stay(figures, demand, rate, load)
+    utilisations = [rate / figures.capacity if figures.capacity > 0 else math.inf for rate in rates]
+    loads = [min(utilisation, MAX_UTILISATION) for utilisation in utilisations]
+    stays = _stays(figures, demand, loads)
+    typical = np.interp([stay.batch for stay in stays], figures.batches, figures.steps_s).tolist()
+    large = [stay.batch + NORMAL_P95 * stay.spread / math.sqrt(2.0) for stay in stays]
+    crowded = np.interp(large, figures.batches, figures.steps_s).tolist()
+    return [
+        _latency(figures, demand, *at)
+        for at in zip(utilisations, [load * figures.capacity for load in loads], stays, typical, crowded, strict=True)
+    ]
+
+
+# Wide: a replica, its work, and one load.
+def _latency(
+    figures: ReplicaFigures,
+    demand: MeanWorkload,
+    utilisation: float,
+    rate: float,
+    stay: _Stay,
+    typical: float,
+    crowded: float,
+) -> Latency:
+    """`typical` and `crowded`: seconds of a decode step with the mean batch, and with one that is seldom exceeded."""
     slower = 1.0 / (1.0 - min(rate * figures.marginal_s, MAX_UTILISATION))
-    typical = _step(figures, stay.batch)
     # A prompt that comes with its cache has its first token with it.
     own = max(figures.prefill_s, typical + figures.marginal_s) if figures.prefill_s else 0.0
     behind = stay.busy * typical * slower
@@ -215,13 +241,12 @@ def under_load(figures: ReplicaFigures, demand: MeanWorkload, rate: float) -> La
     decode = max(0.0, demand.output - 1.0)
     early = min(late / max(1.0, decode), MOST_EARLY * stay.step * slower)
     tpot_mean = stay.step * slower - early
-    crowded = _step(figures, stay.batch + NORMAL_P95 * stay.spread / math.sqrt(2.0)) * slower
     prompts_met = (
         NORMAL_P95 * math.sqrt(rate * decode * stay.step * slower) * figures.marginal_s * slower / max(1.0, decode)
     )
     # Short answers meet few prompts: those are long, or none.
     prompts_met *= math.sqrt(uneven) * (1.0 + demand.output_variation**2) ** 0.375
-    tpot_p95 = max(stay.step * slower, crowded) + prompts_met - early
+    tpot_p95 = max(stay.step * slower, crowded * slower) + prompts_met - early
     e2e_mean, e2e_p95 = ttft_mean + decode * tpot_mean, (ttft_mean + ttft_p95) / 2 + decode * tpot_p95
     longer = max(0.0, demand.output_p95 - demand.output) * tpot_mean
     return Latency(
@@ -251,28 +276,43 @@ class _Stay:
     wait_p95: float
 
 
-def _stay(figures: ReplicaFigures, demand: MeanWorkload, rate: float, load: float) -> _Stay:
+def _stays(figures: ReplicaFigures, demand: MeanWorkload, loads: Sequence[float]) -> list[_Stay]:
+    """Of each of these shares of the replica's capacity."""
     batch = np.arange(1, figures.max_batch + 1, dtype=float)
     steps = np.interp(batch, figures.batches, figures.steps_s)
-    leaving = np.log(batch / (demand.output * steps + batch * figures.marginal_s))
-    if rate <= 0:
-        return _Stay(0.0, 0.0, float(steps[0]), 0.0, 0.0, 0.0)
-    weights = batch * math.log(rate) - np.cumsum(leaving)
-    top = max(0.0, float(weights.max()))
-    share = np.exp(weights - top)
+    leaving = np.cumsum(np.log(batch / (demand.output * steps + batch * figures.marginal_s)))
+    rates = [load * figures.capacity for load in loads]
+    busy = [math.log(rate) for rate in rates if rate > 0]
+    weights = batch * np.array(busy)[:, np.newaxis] - leaving
+    tops = np.maximum(0.0, weights.max(axis=1, initial=-math.inf))
+    shares = np.exp(weights - tops[:, np.newaxis])
+    rows = iter(zip(tops.tolist(), shares, shares.sum(axis=1).tolist(), strict=True))
+    idle = _Stay(0.0, 0.0, float(steps[0]), 0.0, 0.0, 0.0)
+    return [
+        _stay(figures, load, batch, steps, *next(rows)) if rate > 0 else idle
+        for load, rate in zip(loads, rates, strict=True)
+    ]
+
+
+# Wide: a replica under one load, and what is worked out for all loads together.
+def _stay(
+    figures: ReplicaFigures, load: float, batch: Floats, steps: Floats, top: float, share: Floats, together: float
+) -> _Stay:
+    """`share`: how likely each batch is, times e to the power of `top` and what all add up to: `together` and more."""
     last = float(share[-1])
-    total = math.exp(-top) + float(share.sum()) + last * load / (1.0 - load)
+    total = math.exp(-top) + together + last * load / (1.0 - load)
     share = share / total
     full = last / total / (1.0 - load)
     share[-1] = full  # whatever waits beyond, the batch is full
-    mean = float((batch * share).sum())
+    often = batch * share
+    mean = float(often.sum())
     spread = math.sqrt(max(0.0, float((batch**2 * share).sum()) - mean**2))
     drain = figures.capacity * (1.0 - load)
     tail = math.log(max(1.0, full / 0.05)) / drain
     return _Stay(
         batch=mean,
         spread=spread,
-        step=float((batch * share * steps).sum()) / max(mean, 1e-300),
+        step=float((often * steps).sum()) / max(mean, 1e-300),
         busy=1.0 - math.exp(-top) / total,
         wait_mean=full * load / drain,
         wait_p95=tail,
@@ -288,10 +328,6 @@ def _poisson_p95(mean: float) -> int:
         chance *= mean / number
         below += chance
     return number
-
-
-def _step(figures: ReplicaFigures, batch: float) -> float:
-    return float(np.interp(batch, figures.batches, figures.steps_s))
 
 
 def basis(calibration: Calibration) -> str:
