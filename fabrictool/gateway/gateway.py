@@ -43,6 +43,7 @@ from fabrictool.gateway.openai import (
     renamed,
 )
 from fabrictool.gateway.options import PROVIDERS_HEADER, RequestOptions
+from fabrictool.gateway.outbox import Outbox
 from fabrictool.gateway.pursewait import PurseWait
 from fabrictool.gateway.records import RequestRecord
 from fabrictool.gateway.rooms import exchange_for
@@ -101,8 +102,7 @@ class GatewayServer:
         keyring: Keyring | None,
         targets: Iterable[RoutingTarget] = (),
     ) -> None:
-        self._clock = clock
-        self._fabric = fabric
+        self._clock, self._fabric = clock, fabric
         self._rules = rules
         self._makes_room = rules.makes_room is not None
         self._keyring = keyring
@@ -113,7 +113,7 @@ class GatewayServer:
         self._metrics = GatewayMetrics()
         self._metrics.watch(self.directory)
         self._admission = Admission()
-        self._streams = Streams()
+        self._streams, self._outbox = Streams(), Outbox()
         self.waking = Waking(clock, self.directory)
         self.sinks: list[Callable[[RequestRecord], object]] = []
         """Who is told what became of each request."""
@@ -252,7 +252,7 @@ class GatewayServer:
         self._tick = asyncio.create_task(self._tick_forever())
 
     def _connection(self) -> asyncio.Protocol:
-        return cast("asyncio.Protocol", ClientConnection(self, self._clock))
+        return cast("asyncio.Protocol", ClientConnection(self, self._clock, self._outbox))
 
     def step_aside(self) -> None:
         """Accept no connection; those that are here get an answer more, and are told to come back by another one."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 import httptools
 
 from fabrictool.base.errors import FabrictoolError
+from fabrictool.gateway.outbox import Outbox
 from fabrictool.mesh.framing import StreamHead
 
 if TYPE_CHECKING:
@@ -131,9 +132,9 @@ class Upstream:
         self._head_octets = 0
         self._head_seen = self._sized = self._done = self._heard = False
 
-    def send(self, request: bytes) -> None:
+    def send(self, request: bytes, outbox: Outbox) -> None:
         if self._transport is not None:
-            self._transport.write(request)
+            outbox.put(self._transport, request)
 
     @property
     def usable(self) -> bool:
@@ -356,6 +357,7 @@ class TcpConnector:
         self._port = port
         self._prefix = prefix
         self._host_line = f"HTTP/1.1\r\nhost: {host}:{port}\r\n"
+        self._outbox = Outbox()
         self._idle: list[Upstream] = []
         """The one that was used last is used first, so that the others grow old and are dropped."""
         self.ready = True
@@ -379,7 +381,7 @@ class TcpConnector:
         upstream = None if anew else self._kept()
         if upstream is not None:
             upstream.again(listener)
-            upstream.send(request)
+            upstream.send(request, self._outbox)
             return upstream
         upstream = Upstream(listener, self._keep)
         upstream.follow(asyncio.get_running_loop().create_task(self._connect(request, upstream)))

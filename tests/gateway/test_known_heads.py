@@ -8,6 +8,7 @@ from fabrictool.gateway.heads import known_head
 from fabrictool.gateway.http import ClientConnection
 from fabrictool.gateway.openai import GatewayResponse
 from fabrictool.gateway.options import RequestOptions
+from fabrictool.gateway.outbox import Outbox
 
 HOST = b"Host: h\r\n"
 
@@ -71,7 +72,7 @@ class Handler:
 
 def heard(chunks, *, learns):
     handler, transport = Handler(), Transport()
-    connection = ClientConnection(handler, SystemClock())
+    connection = ClientConnection(handler, SystemClock(), Outbox(lambda flush: flush()))
     connection.connection_made(transport)
     if not learns:
         connection._to_learn = 0
@@ -157,7 +158,7 @@ def test_a_head_is_known_from_its_second_time_on():
 def test_a_client_whose_heads_all_differ_is_not_looked_at_for_ever():
     chunks = [request(b"abc", b"X-Number: %d\r\n" % number) for number in range(10)]
     handler, transport = Handler(), Transport()
-    connection = ClientConnection(handler, SystemClock())
+    connection = ClientConnection(handler, SystemClock(), Outbox(lambda flush: flush()))
     connection.connection_made(transport)
     for chunk in chunks:
         connection.data_received(chunk)
@@ -167,7 +168,7 @@ def test_a_client_whose_heads_all_differ_is_not_looked_at_for_ever():
 
 def test_a_large_body_is_let_go_once_it_was_answered():
     handler, transport = Handler(), Transport()
-    connection = ClientConnection(handler, SystemClock())
+    connection = ClientConnection(handler, SystemClock(), Outbox(lambda flush: flush()))
     connection.connection_made(transport)
     for _ in range(3):
         connection.data_received(request(b"abc"))
