@@ -34,7 +34,7 @@ WAITING: Final = 20_000
 FLUSH_S: Final = 1.0
 RETRY_S: Final = 5.0
 ADOPT_S: Final = 60.0
-BATCH_OCTETS: Final = 512 * 1024
+BATCH_OCTETS: Final = SEGMENT_OCTETS
 LONGEST: Final = 64 * 1024
 """Of a record; they have a few hundred octets."""
 CURSOR_FILE: Final = "cursor"
@@ -46,8 +46,8 @@ _encoder: Final = msgspec.json.Encoder()
 class Store(Protocol):
     """Where records go; it blocks."""
 
-    def put(self, fabric: str, gateway: str, lines: list[bytes]) -> int:
-        """Returns how many of the lines are no records; raises FabrictoolError where it takes none now."""
+    def put(self, fabric: str, gateway: str, lines: bytes) -> int:
+        """Returns how many of these whole lines are no records; raises FabrictoolError where it takes none now."""
 
 
 class RecordSpool:

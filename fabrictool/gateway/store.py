@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,8 @@ def store_url(text: str) -> URL:
     return url
 
 
+TOGETHER = 40
+"""Rows of one statement: each alone takes a fifth longer."""
 _RETENTION_LOCK = 0x66616274
 """Gateways that share a store do not forget the same hours at the same time."""
 STREAMED = 5000
@@ -98,6 +101,7 @@ class RecordStore:
         spoken: Any = type(self._engine.dialect)
         by_place = spoken(paramstyle="format" if self._postgres else "qmark")
         self._insert = str(insert_new(REQUESTS).on_conflict_do_nothing().compile(dialect=by_place))
+        self._insert_many = _of_many(self._insert)
         self._open_account = insert_new(BUDGETS).on_conflict_do_nothing()
         try:
             with self._transaction() as connection:
@@ -108,8 +112,15 @@ class RecordStore:
 
     def put(self, rows: list[tuple[Any, ...]]) -> None:
         """Insert those that are not there yet, each with the values of `COLUMNS`; raises StoreAwayError."""
+        places = range(0, len(rows) - TOGETHER + 1, TOGETHER)
+        many, others = (
+            [tuple(chain.from_iterable(rows[at : at + TOGETHER])) for at in places],
+            rows[len(places) * TOGETHER :],
+        )
         with self._transaction() as connection:
-            connection.exec_driver_sql(self._insert, rows)
+            for insertion, values in ((self._insert_many, many), (self._insert, others)):
+                if values:
+                    connection.exec_driver_sql(insertion, values)
 
     def read(self, query: Select[Any]) -> list[tuple[Any, ...]]:
         """The rows of a query; raises StoreAwayError."""
@@ -262,6 +273,13 @@ def _write_key(connection: Connection, fabric: str, state: KeyState, revision: i
         raise _KeysChangedError from error
     if changed != 1:
         raise _KeysChangedError
+
+
+def _of_many(insertion: str) -> str:
+    """The statement that inserts one row, for `TOGETHER` of them."""
+    before, values, rest = insertion.partition(" VALUES ")
+    row, conflict, after = rest.partition(" ON CONFLICT")
+    return before + values + ", ".join([row] * TOGETHER) + conflict + after
 
 
 def _file_engine(url: URL, *, read_only: bool) -> Engine:

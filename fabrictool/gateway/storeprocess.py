@@ -8,6 +8,7 @@ there is something to write, and ends when there was nothing for a while, or wit
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -43,6 +44,8 @@ _NUL = rb"\u0000"
 _FURTHER = attrgetter(*[name for name in RequestRecord.__struct_fields__ if name != "id"])
 """The columns that follow those of a record's origin, which follow its id: one call for all of them, for each record
 is paid for here."""
+YOUNG_OBJECTS = 50_000
+"""Before the collector looks at them (Python: 700): a batch of records makes many, and none of them is garbage yet."""
 CALL_S = 60.0
 """A database whose host is gone without a word would be waited for as long as its network likes."""
 
@@ -50,11 +53,11 @@ _log = logging.getLogger("fabrictool.gateway")
 
 
 class Put(msgspec.Struct, frozen=True, tag=True):
-    """Lines of a spool, each a record in JSON; the answer is how many could not be read."""
+    """Whole lines of a spool, each a record in JSON; the answer is how many could not be read."""
 
     fabric: str
     gateway: str
-    lines: list[bytes]
+    lines: bytes
 
 
 class Take(msgspec.Struct, frozen=True, tag=True):
@@ -138,7 +141,7 @@ class StoreProcess:
         self._used_at = 0.0
         self._lock = threading.Lock()
 
-    def put(self, fabric: str, gateway: str, lines: list[bytes]) -> int:
+    def put(self, fabric: str, gateway: str, lines: bytes) -> int:
         """Records, once each however often they come; returns how many of the lines are none."""
         return self._call(Put(fabric, gateway, lines)).value
 
@@ -285,10 +288,10 @@ class _Served:
     def _carry_out(self, store: RecordStore, asks: Asks) -> Answer:
         match asks:
             case Put(fabric, gateway, lines):
-                rows = self._rows(fabric, gateway, lines)
-                if rows:
-                    store.put(rows)
-                return Answer(len(lines) - len(rows))
+                records, wrong = self._records(lines)
+                if records:
+                    store.put([(r.id, fabric, gateway, int(r.at // 3600), *_FURTHER(r)) for r in records])
+                return Answer(wrong)
             case Forget(fabric, before):
                 return Answer(store.forget(fabric, before))
             case Take(account, period, wanted, limit):
@@ -305,18 +308,19 @@ class _Served:
 
                 return Answer(usage=key_usage(store, fabric, since=begin, until=end))
 
-    def _rows(self, fabric: str, gateway: str, lines: Sequence[bytes]) -> list[tuple[Any, ...]]:
-        """Of the store's table; without those lines that are no records."""
-        decode, rows = self._decoder.decode, []
-        for line in lines:
-            try:
-                record = decode(line)
-            except msgspec.DecodeError:
-                continue
-            if _NUL in line:
-                record = msgspec.convert(_without_nul(msgspec.structs.asdict(record)), RequestRecord)
-            rows.append((record.id, fabric, gateway, int(record.at // 3600), *_FURTHER(record)))
-        return rows
+    def _records(self, lines: bytes) -> tuple[list[RequestRecord], int]:
+        """And how many of the lines are none."""
+        if _NUL not in lines:
+            with contextlib.suppress(msgspec.DecodeError):
+                return self._decoder.decode_lines(lines), 0
+        records, every = list[RequestRecord](), lines.splitlines()
+        for line in every:
+            with contextlib.suppress(msgspec.DecodeError):
+                record = self._decoder.decode(line)
+                if _NUL in line:
+                    record = msgspec.convert(_without_nul(msgspec.structs.asdict(record)), RequestRecord)
+                records.append(record)
+        return records, len(every) - len(records)
 
 
 def _without_nul(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -328,6 +332,7 @@ def serve() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     os.nice(NICENESS)
+    gc.set_threshold(YOUNG_OBJECTS)
     served = _Served()
     with socket.socket(fileno=0) as calls, calls.makefile("rwb") as stream, contextlib.suppress(EOFError, OSError):
         while True:

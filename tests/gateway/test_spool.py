@@ -28,7 +28,7 @@ def record(number, **more):
 
 def test_a_folder_without_segments_has_no_lines(tmp_path):
     """As a full disk leaves it: the folder was made, and no segment."""
-    assert read_lines(tmp_path, Cursor(3, 40), 1000) == ([], Cursor(3, 40))
+    assert read_lines(tmp_path, Cursor(3, 40), 1000) == (b"", Cursor(3, 40))
 
 
 def test_what_is_left_of_a_disk_is_left_to_others(tmp_path, monkeypatch):
@@ -179,7 +179,7 @@ def test_a_line_that_was_torn_ends_a_spool(tmp_path, store):
 
 
 def test_a_line_that_is_no_record_is_counted_and_holds_nothing_up(tmp_path, store):
-    assert store.process.put("f", "g", [b"{", b'{"id":1}']) == 2
+    assert store.process.put("f", "g", b'{\n{"id":1}\n') == 2
     spool = spool_of(tmp_path, store)
     spool.append(record(1))
     spool.close()
@@ -187,11 +187,11 @@ def test_a_line_that_is_no_record_is_counted_and_holds_nothing_up(tmp_path, stor
 
 
 def test_the_process_of_a_store_is_killed_and_another_goes_on(tmp_path, store):
-    store.process.put("f", "g", [])
+    store.process.put("f", "g", b"")
     killed = store.process._process
     os.kill(killed.pid, signal.SIGKILL)
     with pytest.raises(StoreAwayError) as raised:
-        store.process.put("f", "g", [])
+        store.process.put("f", "g", b"")
     assert raised.value.problems[0].transient
     spool = spool_of(tmp_path, store)
     spool.append(record(1))
@@ -208,7 +208,7 @@ def test_the_process_of_a_store_ends_with_its_gateway_and_when_nobody_needs_it(t
     while Path(f"/proc/{pid}").exists():  # the test's timeout ends a wait without end
         time.sleep(0.05)
     process = StoreProcess(lambda: str(tmp_path / "r.db"))
-    process.put("f", "g", [])
+    process.put("f", "g", b"")
     process.rest()
     assert process._process is not None
     monkeypatch.setattr("fabrictool.gateway.storeprocess.REST_S", 0.0)
@@ -221,7 +221,7 @@ def test_what_a_store_is_not_is_said_as_its_own_error(tmp_path):
     process = StoreProcess(lambda: str(tmp_path / "r.db"))
     for _ in range(2):
         with pytest.raises(FabrictoolError) as raised:
-            process.put("f", "g", [])
+            process.put("f", "g", b"")
         assert raised.value.problems[0].code == "FT8122"
     process.close()
 
