@@ -1,5 +1,5 @@
-"""The head of a request that came before on the same connection: clients send the same octets again and again, but for
-the length of the body.
+"""The head of a request, or of an answer, that came before on the same connection: clients and engines send the same
+octets again and again, but for the length of the body.
 
 What llhttp made of them need not be made again. Nothing is parsed here: octets are known again or they are not, and
 what is not known again, or is not whole, goes to llhttp as ever.
@@ -12,6 +12,8 @@ from typing import Final
 
 MOST_DIGITS: Final = 8
 """Of a body that is taken so."""
+HEADS_LEARNED: Final = 3
+"""Of a connection on end, of which none came again: a peer whose every head differs is not looked at any longer."""
 _LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,8})(?=\r\n)", re.IGNORECASE)
 _END: Final = b"\r\n\r\n"
 
@@ -39,9 +41,9 @@ class KnownHead:
 
 
 def known_head(data: bytes, body_octets: int) -> KnownHead | None:
-    """The head in `data`, of which llhttp made one whole request with one length; None: it cannot be known again."""
+    """The head in `data`, of which llhttp made one whole message with one length; None: it cannot be known again."""
     end = data.find(_END) + len(_END)
-    if not data.startswith(b"POST ") or end + body_octets != len(data):
+    if end + body_octets != len(data):
         return None
     length = _LENGTH.search(data, 0, end)
     return None if length is None else KnownHead(data[: length.start(1)], data[length.end(1) : end])

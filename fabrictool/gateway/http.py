@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 
 import httptools
 
-from fabrictool.gateway.heads import KnownHead, known_head
+from fabrictool.gateway.heads import HEADS_LEARNED, KnownHead, known_head
 from fabrictool.gateway.openai import MAX_BODY_OCTETS, GatewayResponse, error_response
 from fabrictool.mesh.framing import TEXT_CHARACTERS
 
@@ -34,8 +34,6 @@ IDLE_CLIENT_S: Final = 75.0
 HEAD_S: Final = 30.0
 REQUEST_S: Final = 300.0
 """A whole request must have come by then: 32 MiB at 1 Mbit/s take 268 s."""
-HEADS_LEARNED: Final = 3
-"""Of a connection on end, of which none came again: a client whose every head differs is not looked at any longer."""
 _NEVER_KNOWN: Final = frozenset({"expect", "transfer-encoding", "upgrade"})
 _VERSIONS: Final = ("1.1", "1.0")
 field_name: Final = functools.lru_cache(maxsize=1024)(lambda name: name.decode("latin-1").lower())
@@ -416,7 +414,7 @@ class ClientConnection:
         request = self.receiving
         simple = request.keep_alive and not request.http10 and request.fields.keys().isdisjoint(_NEVER_KNOWN)
         # Of a model, whose handling has options: who else answers may ask for the length, which is another's.
-        if request.options is not None and simple and "content-length" in request.fields:
+        if simple and request.method == "POST" and request.options is not None and "content-length" in request.fields:
             self._known, self._pattern = known_head(data, request.body_octets), ClientRequest(request)
 
     def _fail(self) -> None:
