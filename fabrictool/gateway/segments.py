@@ -54,6 +54,11 @@ class Segments:
         """Octets at most that were appended after it."""
         return (self._number - max(1, cursor.segment)) * self._octets + self._end - cursor.offset if self._number else 0
 
+    @property
+    def end(self) -> Cursor:
+        """Of what was appended."""
+        return Cursor(self._number, self._end)
+
     def append(self, line: bytes) -> bool:
         """One line, with its newline. False where there is no room until `prepare` was called."""
         end = self._end + len(line)

@@ -176,7 +176,7 @@ class RecordSpool:
 
     def _flush_alone(self) -> bool:
         try:
-            self._cursor = self._bring(self._folder, self._cursor)
+            self._cursor = self._bring(self._folder, self._cursor, self._journal.end)
             self._journal.drop_before(self._cursor.segment)
         except OSError as error:
             self._say("store", _coded(file_error(error, self._folder)))
@@ -196,9 +196,13 @@ class RecordSpool:
         except OSError as error:
             self._say("store", _coded(file_error(error, self._folder)))
 
-    def _bring(self, folder: Path, cursor: Cursor) -> Cursor:
-        """All lines from `cursor` on, batch by batch; raises OSError and FabrictoolError."""
-        while True:
+    def _bring(self, folder: Path, cursor: Cursor, until: Cursor | None = None) -> Cursor:
+        """All lines from `cursor` on, batch by batch; raises OSError and FabrictoolError.
+
+        `until`: what follows there waits for the next turn. A busy gateway appends meanwhile: to run after its last
+        line would be to bring a few at a time, each time with a transaction.
+        """
+        while until is None or cursor < until:
             lines, following = read_lines(folder, cursor, BATCH_OCTETS)
             if not lines:
                 return following
@@ -206,6 +210,7 @@ class RecordSpool:
             cursor = following
             with contextlib.suppress(OSError):  # a batch that comes twice does no harm
                 (folder / CURSOR_FILE).write_text(f"{cursor.segment} {cursor.offset}")
+        return cursor
 
     def _adopt(self) -> None:
         """Spools whose processes are gone; the lock says so, on this machine."""

@@ -1,6 +1,7 @@
 """Records reach the store once, whatever dies on the way."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from sqlalchemy import func, select
 
@@ -93,6 +95,42 @@ async def test_records_reach_the_store_and_leave_nothing_behind(tmp_path, store)
     assert len(store.ids()) == 101
     assert folders(tmp_path) == []
     assert (tmp_path / "records.db").stat().st_mode & 0o077 == 0, "it says who asked when"
+
+
+@pytest.mark.asyncio
+async def test_what_comes_while_records_are_brought_waits_for_the_next_turn(tmp_path, store):
+    spool, take, batches = spool_of(tmp_path, store), store.put, []
+
+    def put(fabric, gateway, lines):
+        batches.append(lines.count(b"\n"))
+        if len(batches) < 5:
+            spool.append(record(len(batches)))
+        return take(fabric, gateway, lines)
+
+    store.put = put
+    spool.append(record(0))
+    assert await spool.turn()
+    assert batches == [1]
+    for number in range(2, 5):
+        assert await spool.turn()
+        assert len(batches) == number
+    spool.close()
+    assert store.ids() == [f"r{number}" for number in range(5)]
+
+
+def test_each_value_is_kept_as_it_was_whether_it_came_with_many_or_alone(tmp_path, postgres):
+    """A statement inserts many rows, in other values than a row that is inserted by itself."""
+    streams = ({"stream": True, "counted": True, "ttft_s": 0.5, "tpot_s": 0.0}, {"ttft_s": 0.0}, {"tpot_s": 0.25}, {})
+    records = [record(number, **streams[number % 4]) for number in range(103)]
+    names = ("id", "stream", "counted", "ttft_s", "tpot_s")
+    for address in (str(tmp_path / "r.db"), postgres.url):
+        process = StoreProcess(lambda address=address: address)
+        for _ in range(2):  # the second time they are there
+            assert process.put("f", "g", b"\n".join(map(msgspec.json.encode, records))) == 0
+        process.close()
+        with contextlib.closing(RecordStore(address, read_only=True)) as store:
+            rows = store.read(select(*[REQUESTS.c[name] for name in names]))
+        assert sorted(rows) == sorted(tuple(getattr(kept, name) for name in names) for kept in records)
 
 
 @pytest.mark.asyncio
