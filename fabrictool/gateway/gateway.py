@@ -20,7 +20,7 @@ from fabrictool import __version__
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.base.listening import Listening
 from fabrictool.base.openfiles import open_files
-from fabrictool.gateway.accounts import KeyAccounts, Ticket, Unfilled
+from fabrictool.gateway.accounts import KeyAccounts, Ticket
 from fabrictool.gateway.admission import Admission, priority_within
 from fabrictool.gateway.clienttls import LOOK_S
 from fabrictool.gateway.directory import Directory, RoutingTarget
@@ -389,7 +389,7 @@ class GatewayServer:
         if isinstance(peeked, GatewayResponse) or isinstance(told, GatewayResponse):
             return self._refused(record_id, began, path, consumer, "", cast("GatewayResponse", told), kept=kept)
         ticket = self.accounts.admit(consumer, peeked, path, body, self._context)
-        if isinstance(ticket, GatewayResponse | Unfilled):
+        if ticket is not None and not isinstance(ticket, Ticket):
             known = peeked.model if peeked.model in self.follower.known else ""
             if isinstance(ticket, GatewayResponse):
                 return self._refused(record_id, began, path, consumer, known, ticket, kept=kept)
@@ -498,8 +498,8 @@ class GatewayServer:
 
     def _context(self, model: str) -> int | None:
         """Of its replicas the largest, 0 if one of them does not say; None: there are none."""
-        contexts = {target.context for target in self.directory.of_model(model)}
-        return 0 if 0 in contexts else max(contexts, default=None)
+        contexts = [target.context for target in self.directory.of_model(model)]
+        return min(contexts) and max(contexts) if contexts else None
 
     def _conversation(self, peeked: Peek, consumer: Consumer | None) -> int | None:
         """Which replica may have its beginning in the cache; None: it has none to go by, or that is not wanted."""
