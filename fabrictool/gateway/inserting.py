@@ -9,22 +9,18 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Boolean
-from sqlalchemy.dialects import postgresql, sqlite
-
-from fabrictool.gateway.tables import REQUESTS
+from fabrictool.gateway.records import RequestRecord
 
 if TYPE_CHECKING:
-    from sqlalchemy.engine import Connection
+    from collections.abc import Callable
 
 TOGETHER = 40
 """Rows of one statement: each by itself takes a fifth longer."""
 NOBODYS = -1.0
 """For None, of a time."""
-_columns = list(REQUESTS.columns)
-_WIDTH = len(_columns)
-_TRUTHS = [place for place, column in enumerate(_columns) if isinstance(column.type, Boolean)]
-_TIMES = [place for place, column in enumerate(_columns) if column.nullable]
+_columns = ("id", "fabric", "gateway", "hour", *RequestRecord.__struct_fields__[1:])
+_TRUTHS = [_columns.index(name) for name in ("stream", "counted")]
+_TIMES = [_columns.index(name) for name in ("ttft_s", "tpot_s")]
 
 
 class RecordInsertion:
@@ -32,33 +28,32 @@ class RecordInsertion:
 
     def __init__(self, *, postgres: bool) -> None:
         self._postgres = postgres
-        insertion = postgresql.insert(REQUESTS) if postgres else sqlite.insert(REQUESTS)
-        spoken: Any = postgresql.dialect if postgres else sqlite.dialect
-        dialect = spoken(paramstyle="format" if postgres else "qmark")
-        self._single = str(insertion.on_conflict_do_nothing().compile(dialect=dialect))
-        before, word, rest = self._single.partition(" VALUES ")
-        row, conflict, after = rest.partition(" ON CONFLICT")
+        values = ["%s" if postgres else "?"] * len(_columns)
+        names = ", ".join(f'"{name}"' for name in _columns)
+        statement = f"INSERT INTO fabrictool_requests ({names}) VALUES {{}} ON CONFLICT DO NOTHING"  # noqa: S608 - our own
+        self._single = statement.format(f"({', '.join(values)})")
         if not postgres:
-            values = row[1:-1].split(", ")
             for place in _TIMES:
-                values[place] = f"nullif({values[place]}, {NOBODYS})"
-            row = f"({', '.join(values)})"
-        self._many = before + word + ", ".join([row] * TOGETHER) + conflict + after
+                values[place] = f"nullif(?, {NOBODYS})"
+        self._many = statement.format(", ".join([f"({', '.join(values)})"] * TOGETHER))
 
-    def insert(self, connection: Connection, rows: list[tuple[Any, ...]]) -> None:
-        """Those that are not there yet, each with the values of `COLUMNS`."""
+    def insert(self, execute: Callable[[str, list[tuple[Any, ...]]], object], rows: list[tuple[Any, ...]]) -> None:
+        """Those that are not there yet, each with the values of `COLUMNS`; `execute` has a statement carried out with
+        some values, then with others.
+        """
         begins = range(0, len(rows) - TOGETHER + 1, TOGETHER)
         if begins:
-            connection.exec_driver_sql(self._many, [self._values(rows[at : at + TOGETHER]) for at in begins])
+            execute(self._many, [self._values(rows[at : at + TOGETHER]) for at in begins])
         if others := rows[len(begins) * TOGETHER :]:
-            connection.exec_driver_sql(self._single, others)
+            execute(self._single, others)
 
     def _values(self, rows: list[tuple[Any, ...]]) -> tuple[Any, ...]:
         """All those of one statement, one after the other, as the driver takes them."""
         values = list(chain.from_iterable(rows))
         if not self._postgres:
             for place in _TRUTHS:
-                values[place::_WIDTH] = map(int, values[place::_WIDTH])
+                values[place :: len(_columns)] = map(int, values[place :: len(_columns)])
             for place in _TIMES:
-                values[place::_WIDTH] = [NOBODYS if value is None else value for value in values[place::_WIDTH]]
+                times = values[place :: len(_columns)]
+                values[place :: len(_columns)] = [NOBODYS if time is None else time for time in times]
         return tuple(values)

@@ -11,15 +11,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import Boolean, func, select
 
 from fabrictool.base.errors import FabrictoolError
+from fabrictool.gateway import inserting
 from fabrictool.gateway.records import RequestRecord, StoreAwayError
 from fabrictool.gateway.segments import Cursor, Segments, read_lines
 from fabrictool.gateway.spool import RecordSpool
 from fabrictool.gateway.store import RecordStore
 from fabrictool.gateway.storeprocess import StoreProcess
-from fabrictool.gateway.tables import REQUESTS
+from fabrictool.gateway.tables import COLUMNS, REQUESTS
 
 COUNT = select(func.count(), func.sum(REQUESTS.c.prompt_tokens)).select_from(REQUESTS)
 
@@ -283,3 +284,32 @@ async def test_postgresql_is_killed_and_comes_back(tmp_path, postgres):
     store = RecordStore(postgres.url, read_only=True)
     assert store.read(COUNT) == [(150, 300)]
     store.close()
+
+
+def test_a_file_is_written_without_what_it_took_to_make_its_tables(tmp_path):
+    path = tmp_path / "r.db"
+    process = StoreProcess(lambda: str(path))
+    lines = b"\n".join(msgspec.json.encode(record(number)) for number in range(50))
+    assert process.put("f", "g", lines) == 0  # it makes the tables
+    assert process.take("f:t", "total", wanted=70, limit=100) == 70
+    assert process.take("f:t", "total", wanted=70, limit=100) == 30
+    process.give("f:t", "total", 25)
+    assert process.take("f:t", "total", wanted=70, limit=100) == 25
+    assert process.put("f", "g", lines + b"\n" + msgspec.json.encode(record(50))) == 0
+    pid = process._process.pid
+    assert b"sqlalchemy" not in Path(f"/proc/{pid}/maps").read_bytes()
+    assert process.forget("f", 0.0) == 0  # this needs it; it is the same process, and knows all that was written
+    assert b"sqlalchemy" in Path(f"/proc/{pid}/maps").read_bytes()
+    assert process.take("f:t", "total", wanted=1, limit=101) == 1
+    assert process.put("f", "g", msgspec.json.encode(record(51))) == 0
+    process.close()
+    with contextlib.closing(RecordStore(str(path), read_only=True)) as store:
+        assert store.read(COUNT) == [(52, 104)]
+
+
+def test_a_row_has_its_values_in_the_order_of_its_table():
+    assert ("id", "fabric", "gateway", "hour", *RequestRecord.__struct_fields__[1:]) == COLUMNS
+    places = {name: [COLUMNS[place] for place in getattr(inserting, name)] for name in ("_TRUTHS", "_TIMES")}
+    kinds = {"_TRUTHS": lambda column: isinstance(column.type, Boolean), "_TIMES": lambda column: column.nullable}
+    for name, of_kind in kinds.items():
+        assert places[name] == [column.name for column in REQUESTS.columns if of_kind(column)]
