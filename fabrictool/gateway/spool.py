@@ -209,7 +209,7 @@ class RecordSpool:
             self.lost += self._store.put(self._fabric, self._gateway, lines)
             cursor = following
             with contextlib.suppress(OSError):  # a batch that comes twice does no harm
-                (folder / CURSOR_FILE).write_text(f"{cursor.segment} {cursor.offset}")
+                _remember(folder / CURSOR_FILE, cursor)
         return cursor
 
     def _adopt(self) -> None:
@@ -259,6 +259,15 @@ def _claimed(folder: Path) -> int:
         os.close(descriptor)
         raise file_error(error, folder) from error
     return descriptor
+
+
+def _remember(path: Path, cursor: Cursor) -> None:
+    """Over what was there, in as many octets: a file that is emptied is brought to the disk when it is closed."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.pwrite(descriptor, b"%010d %012d" % cursor, 0)
+    finally:
+        os.close(descriptor)
 
 
 def _cursor_of(folder: Path) -> Cursor:

@@ -309,7 +309,7 @@ class Upstream:
         if not self._done or self._listener is None:
             return
         self._listener = None
-        if self._keep is not None and self._sized and self.usable:
+        if self._keep is not None and self._sized and self._transport is not None:  # `_kept` asks whether it still is
             if self._paused:  # a client took its last octets slowly
                 self.resume_reading()
             self._keep(self)
