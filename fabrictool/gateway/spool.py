@@ -34,7 +34,8 @@ WAITING: Final = 20_000
 FLUSH_S: Final = 1.0
 RETRY_S: Final = 5.0
 ADOPT_S: Final = 60.0
-BATCH_OCTETS: Final = SEGMENT_OCTETS
+BATCH_OCTETS: Final = 512 * 1024
+"""Larger ones cost their store little less, and both processes megabytes that they keep."""
 LONGEST: Final = 64 * 1024
 """Of a record; they have a few hundred octets."""
 CURSOR_FILE: Final = "cursor"
