@@ -22,8 +22,9 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 COMPILED = (
     "gateway/accounts.py", "gateway/admission.py", "gateway/directory.py", "gateway/exchange.py", "gateway/gateway.py",
     "gateway/heads.py", "gateway/http.py", "gateway/keys.py", "gateway/metrics.py", "gateway/modelrequest.py",
-    "gateway/openai.py", "gateway/options.py", "gateway/pairs.py", "gateway/patience.py", "gateway/rooms.py",
-    "gateway/segments.py", "gateway/spool.py", "gateway/upstream.py", "gateway/usage.py", "gateway/waking.py",
+    "gateway/openai.py", "gateway/options.py", "gateway/outbox.py", "gateway/pairs.py", "gateway/patience.py",
+    "gateway/rooms.py", "gateway/rules.py", "gateway/segments.py", "gateway/spool.py", "gateway/upstream.py",
+    "gateway/usage.py", "gateway/waking.py",
     "routing/admission.py", "routing/affinity.py", "routing/allowances.py", "routing/candidates.py",
     "routing/ejection.py", "routing/policies.py", "routing/requirements.py", "workload/prefixes.py",
 )  # fmt: skip

@@ -37,38 +37,21 @@ def run(
     """Route to a static list of OpenAI-compatible servers, without a mesh."""
     if (tls_certificate is None) != (tls_key is None):
         raise typer.BadParameter("give --tls-certificate and --tls-key together")
-    from fabrictool.base.clock import SystemClock
-    from fabrictool.base.logs import configure_logging
-    from fabrictool.base.settings import Settings
-    from fabrictool.cli.output import say
+    from fabrictool.cli.alone import AloneGateway
     from fabrictool.gateway.clienttls import ClientTls
     from fabrictool.gateway.keys import read_keys
-    from fabrictool.gateway.loop import run_loop
-    from fabrictool.gateway.runlist import run_on_list
     from fabrictool.gateway.staticlist import read_registry
 
     host, port = split_address(listen)
-    nodes = read_registry(registry)
-    keyring = read_keys(keys) if keys is not None else None
-    tls = ClientTls(str(tls_certificate), str(tls_key)) if tls_certificate and tls_key else None
-    configure_logging(Settings.from_environment().log_level)
-    if keyring is None:
-        say("no --keys: every request is answered")
-    scheme = "http" if tls is None else "https"
-    run_loop(
-        run_on_list(
-            nodes,
-            SystemClock(),
-            host=host,
-            port=port,
-            keyring=keyring,
-            policy_name=policy,
-            retries=retries,
-            tls=tls,
-            records=records,
-            ready=lambda address: say(f"serving {scheme}://{address}/v1 from {len(nodes.nodes)} nodes; Ctrl-C ends"),
-        )
-    )
+    read_registry(registry)
+    if keys is not None:
+        read_keys(keys)
+    tls = (str(tls_certificate), str(tls_key)) if tls_certificate and tls_key else None
+    if tls is not None:
+        ClientTls(*tls)
+    AloneGateway(
+        str(registry), host, port, str(keys) if keys else None, policy, retries, tls, str(records) if records else None
+    ).become()
 
 
 def create(

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import sys
 
-from fabrictool.cli.interrupts import INTERRUPTED, MESSAGE, HearingInterrupts, leave
+from fabrictool.cli.exits import answered
+from fabrictool.cli.interrupts import INTERRUPTED, leave
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,12 +20,8 @@ HELP = frozenset({"-h", "--help"})
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code of architecture.md's table."""
-    with HearingInterrupts():
-        try:
-            return _run(sys.argv[1:] if argv is None else argv)
-        except KeyboardInterrupt:
-            print(f"\n{MESSAGE}", file=sys.stderr)
-            return INTERRUPTED
+    arguments = sys.argv[1:] if argv is None else argv
+    return answered(lambda: _run(arguments), as_json="--json" in arguments)
 
 
 def _run(arguments: list[str]) -> int:
@@ -32,33 +29,19 @@ def _run(arguments: list[str]) -> int:
 
     import typer
 
-    from fabrictool.base.errors import FabrictoolError
-    from fabrictool.base.files import file_error
     from fabrictool.cli.bash_words import whole_words
     from fabrictool.cli.commands import build
-    from fabrictool.cli.output import print_problems
     from fabrictool.cli.paging import help_paged
 
-    as_json = "--json" in arguments
     try:
         ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
         asked_for_help = not HELP.isdisjoint(ours) and sys.stdout.isatty()
         with whole_words(os.environ), help_paged(wanted=asked_for_help):
             result = typer.main.get_command(build()).main(arguments, prog_name="fabrictool", standalone_mode=False)
-    except FabrictoolError as error:
-        print_problems(error.problems, as_json=as_json)
-        return error.exit_code
     except typer.Abort:
         raise KeyboardInterrupt from None  # its word for the end of the input
     except typer.TyperException as error:
         return _usage_error(error)
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output has gone; Python would complain once more at exit
-        return 0
-    except OSError as error:
-        failure = file_error(error, error.filename or "the file")
-        print_problems(failure.problems, as_json=as_json)
-        return failure.exit_code
     if result == INTERRUPTED:  # so the parser says that a KeyboardInterrupt came
         raise KeyboardInterrupt
     return result if isinstance(result, int) else 0

@@ -211,7 +211,7 @@ class KeyAccounts:
             most = 0 if known is None else most_tokens(peeked, path, body, known)
             if most is None:
                 return error_response(400, "FT8127", "this key has a budget: say max_tokens", path=path)
-            if refusal := self._reserve(ticket, consumer.account, terms.budget, most, path):
+            if refusal := self._reserve(ticket, consumer.account, terms.budget, most, path, now):
                 return refusal
         for allowance in allowances:
             allowance.begin()
@@ -236,10 +236,11 @@ class KeyAccounts:
             allowance = self._keys[account] = Allowance(limits, self._clock.monotonic())
         return allowance
 
+    # Wide: whose budget it is, and how much of it.
     def _reserve(
-        self, ticket: Ticket, account: str, budget: BudgetTerms, most: int, path: str
+        self, ticket: Ticket, account: str, budget: BudgetTerms, most: int, path: str, now: float
     ) -> GatewayResponse | Unfilled | None:
-        now, place = self._clock.monotonic(), self._place(account, budget)
+        place = self._place(account, budget)
         if most <= budget.tokens:
             purse = self._purse(place, budget, now)
             reserved = purse.reserve(most, now)
@@ -377,7 +378,8 @@ def _block(budget: BudgetTerms) -> int:
 
 def most_tokens(peeked: Peek, path: str, body: bytes, context: int) -> int | None:
     """How many tokens a request can cost: a token of a text has an octet or more. None: nothing bounds it."""
-    media = bool(peeked.previous_response_id) or _MEDIA.search(body) is not None or _ESCAPES.search(body) is not None
+    hidden = body.find(b"\\u00") >= 0 and _ESCAPES.search(body) is not None
+    media = hidden or bool(peeked.previous_response_id) or _MEDIA.search(body) is not None
     answers = peeked.answers * _prompts(peeked)
     if path in _PAIRED_PATHS:
         return None if media else _paired(body)
@@ -399,7 +401,7 @@ def _answer(peeked: Peek, path: str, body: bytes) -> int | None:
         own = peeked.max_output_tokens
     if (own is None and newer is None) or (own is not None and own < 0) or (newer is not None and newer < 0):
         return None
-    return None if _OWN_LIMIT in body else peeked.most_tokens
+    return peeked.most_tokens if body.find(_OWN_LIMIT) < 0 else None  # `in` would ask first whether it is a number
 
 
 def _paired(body: bytes) -> int | None:

@@ -92,6 +92,7 @@ class Exchange:
         "_first_token",
         "_former_tokens",
         "_held",
+        "_learns",
         "_left",
         "_metrics",
         "_moves",
@@ -133,7 +134,7 @@ class Exchange:
     ) -> None:
         self._client = client
         self._request = request
-        self._rules = rules
+        self._rules, self._learns = rules, rules.routing_policy.learns
         self._directory = directory
         self._metrics = metrics
         self._finished = finished
@@ -411,9 +412,8 @@ class Exchange:
         self._go(target or policy.pick(able, self._request, now), now)
 
     def _go(self, target: RoutingTarget, now: float) -> None:
-        policy = self._rules.routing_policy
-        if policy.learns:
-            policy.on_request_start(target, self._request, now)
+        if self._learns:
+            self._rules.routing_policy.on_request_start(target, self._request, now)
         self._tried.append(target)
         self._target = target
         target.in_flight += 1
@@ -590,7 +590,7 @@ class Exchange:
             upstream.abort()
         if self._target is not None:
             self._target.in_flight -= 1
-            if self._rules.routing_policy.learns:
+            if self._learns:
                 self._rules.routing_policy.on_request_end(self._target, self._request, outcome)
             self._target = None
 
@@ -654,7 +654,7 @@ class Exchange:
 
     def _outcome(self, record: RequestRecord) -> RequestOutcome:
         """As routing is told it."""
-        if record.end != "answered" or record.status >= 400 or not self._rules.routing_policy.learns:
+        if not self._learns or record.end != "answered" or record.status >= 400:
             return LOST
         # What a retry cost is no fault of the replica that answered.
         if record.ttft_s is None or self._former_tokens:

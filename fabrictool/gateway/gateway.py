@@ -20,7 +20,7 @@ from fabrictool import __version__
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.base.listening import Listening
 from fabrictool.base.openfiles import open_files
-from fabrictool.gateway.accounts import KeyAccounts, Ticket, Unfilled
+from fabrictool.gateway.accounts import KeyAccounts, Ticket
 from fabrictool.gateway.admission import Admission, priority_within
 from fabrictool.gateway.clienttls import LOOK_S
 from fabrictool.gateway.directory import Directory, RoutingTarget
@@ -43,6 +43,7 @@ from fabrictool.gateway.openai import (
     renamed,
 )
 from fabrictool.gateway.options import PROVIDERS_HEADER, RequestOptions
+from fabrictool.gateway.outbox import Outbox
 from fabrictool.gateway.pursewait import PurseWait
 from fabrictool.gateway.records import RequestRecord
 from fabrictool.gateway.rooms import exchange_for
@@ -101,8 +102,7 @@ class GatewayServer:
         keyring: Keyring | None,
         targets: Iterable[RoutingTarget] = (),
     ) -> None:
-        self._clock = clock
-        self._fabric = fabric
+        self._clock, self._fabric = clock, fabric
         self._rules = rules
         self._makes_room = rules.makes_room is not None
         self._keyring = keyring
@@ -113,7 +113,7 @@ class GatewayServer:
         self._metrics = GatewayMetrics()
         self._metrics.watch(self.directory)
         self._admission = Admission()
-        self._streams = Streams()
+        self._streams, self._outbox = Streams(), Outbox()
         self.waking = Waking(clock, self.directory)
         self.sinks: list[Callable[[RequestRecord], object]] = []
         """Who is told what became of each request."""
@@ -252,7 +252,7 @@ class GatewayServer:
         self._tick = asyncio.create_task(self._tick_forever())
 
     def _connection(self) -> asyncio.Protocol:
-        return cast("asyncio.Protocol", ClientConnection(self, self._clock))
+        return cast("asyncio.Protocol", ClientConnection(self, self._clock, self._outbox))
 
     def step_aside(self) -> None:
         """Accept no connection; those that are here get an answer more, and are told to come back by another one."""
@@ -389,7 +389,7 @@ class GatewayServer:
         if isinstance(peeked, GatewayResponse) or isinstance(told, GatewayResponse):
             return self._refused(record_id, began, path, consumer, "", cast("GatewayResponse", told), kept=kept)
         ticket = self.accounts.admit(consumer, peeked, path, body, self._context)
-        if isinstance(ticket, GatewayResponse | Unfilled):
+        if ticket is not None and not isinstance(ticket, Ticket):
             known = peeked.model if peeked.model in self.follower.known else ""
             if isinstance(ticket, GatewayResponse):
                 return self._refused(record_id, began, path, consumer, known, ticket, kept=kept)
@@ -498,8 +498,8 @@ class GatewayServer:
 
     def _context(self, model: str) -> int | None:
         """Of its replicas the largest, 0 if one of them does not say; None: there are none."""
-        contexts = {target.context for target in self.directory.of_model(model)}
-        return 0 if 0 in contexts else max(contexts, default=None)
+        contexts = [target.context for target in self.directory.of_model(model)]
+        return min(contexts) and max(contexts) if contexts else None
 
     def _conversation(self, peeked: Peek, consumer: Consumer | None) -> int | None:
         """Which replica may have its beginning in the cache; None: it has none to go by, or that is not wanted."""

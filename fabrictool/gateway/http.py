@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 
 import httptools
 
-from fabrictool.gateway.heads import KnownHead, known_head
+from fabrictool.gateway.heads import HEADS_LEARNED, KnownHead, known_head
 from fabrictool.gateway.openai import MAX_BODY_OCTETS, GatewayResponse, error_response
 from fabrictool.mesh.framing import TEXT_CHARACTERS
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fabrictool.base.clock import Clock
     from fabrictool.gateway.keys import Consumer
     from fabrictool.gateway.options import RequestOptions
+    from fabrictool.gateway.outbox import Outbox
     from fabrictool.gateway.upstream import Headers
 
 _log = logging.getLogger("fabrictool.gateway")
@@ -33,8 +34,6 @@ IDLE_CLIENT_S: Final = 75.0
 HEAD_S: Final = 30.0
 REQUEST_S: Final = 300.0
 """A whole request must have come by then: 32 MiB at 1 Mbit/s take 268 s."""
-HEADS_LEARNED: Final = 3
-"""Of a connection on end, of which none came again: a client whose every head differs is not looked at any longer."""
 _NEVER_KNOWN: Final = frozenset({"expect", "transfer-encoding", "upgrade"})
 _VERSIONS: Final = ("1.1", "1.0")
 field_name: Final = functools.lru_cache(maxsize=1024)(lambda name: name.decode("latin-1").lower())
@@ -132,8 +131,8 @@ class ClientConnection:
     compiled class has no base that is not.
     """
 
-    def __init__(self, handler: Handler, clock: Clock) -> None:
-        self._handler = handler
+    def __init__(self, handler: Handler, clock: Clock, outbox: Outbox) -> None:
+        self._handler, self._outbox = handler, outbox
         self.now = clock.monotonic
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport
@@ -165,7 +164,7 @@ class ClientConnection:
     def close_when_answered(self) -> None:
         """Close now if no request is being answered, else after its answer; what was written is still sent."""
         if self._current is None:
-            self._transport.close()
+            self._outbox.close(self._transport)
 
     @property
     def unread(self) -> int:
@@ -176,7 +175,7 @@ class ClientConnection:
         """Close now; a request that is being answered is told why."""
         if self.exchange is not None:
             self.exchange.stop()
-        self._transport.close()
+        self._outbox.close(self._transport)
 
     def expire(self) -> None:
         """Called every second: give up a client or a replica that has been silent for too long."""
@@ -184,7 +183,7 @@ class ClientConnection:
         if unread != self._last_unread or not unread:
             self._last_unread, self._progress = unread, now
         if now - self._progress > IDLE_CLIENT_S:
-            self._transport.abort()
+            self._outbox.abort(self._transport)
         elif self.exchange is not None:
             if not self.writing_paused:
                 self.exchange.expire(now)
@@ -194,7 +193,7 @@ class ClientConnection:
             else:
                 late = now - self._request_began > (HEAD_S if self._in_head else REQUEST_S)
             if late:
-                self._transport.close()
+                self._outbox.close(self._transport)
 
     # -- Client, for exchanges --------------------------------------------------------------------------------
 
@@ -205,7 +204,7 @@ class ClientConnection:
         """A whole answer; `kind`: its content type, `lines`: its other headers, as they are written."""
         head = self._head(status, f"content-type: {kind}\r\ncontent-length: {len(body)}\r\n{lines}")
         bare = self._current is not None and self._current.method == "HEAD"
-        self._transport.write(head if bare else head + body)
+        self._outbox.put(self._transport, head if bare else head + body)
         self._done()
 
     def proceed(self, ask: Callable[[], GatewayResponse | Answering]) -> None:
@@ -231,19 +230,19 @@ class ClientConnection:
                 return
             data = b"%x\r\n%b\r\n" % (len(data), data)
         head, self._begun = self._begun, b""
-        self._transport.write(head + data if head else data)
+        self._outbox.put(self._transport, head + data if head else data)
 
     def finish(self) -> None:
         if self._current is not None and not self._current.http10:
-            self._transport.write(self._begun + b"0\r\n\r\n")
+            self._outbox.put(self._transport, self._begun + b"0\r\n\r\n")
         elif self._begun:
-            self._transport.write(self._begun)
+            self._outbox.put(self._transport, self._begun)
         self._begun = b""
         self._done()
 
     def break_off(self) -> None:
         self.exchange = None
-        self._transport.abort()
+        self._outbox.abort(self._transport)
 
     # -- asyncio.Protocol -------------------------------------------------------------------------------------
 
@@ -339,7 +338,7 @@ class ClientConnection:
         request.refusal = self._handler.admit(request)
         if "expect" in request.fields and self._current is None and request.fields["expect"].lower() == "100-continue":
             if request.refusal is None:
-                self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                self._outbox.put(self._transport, b"HTTP/1.1 100 Continue\r\n\r\n")
             else:  # the body will not come, or nobody can tell whether it does
                 self._broken, self._current = True, request
                 self.request_id = self._handler.new_id()
@@ -384,6 +383,7 @@ class ClientConnection:
     def _answer_by(self, outcome: GatewayResponse | Answering) -> None:
         if isinstance(outcome, GatewayResponse):
             self.answer(outcome)
+            self._outbox.flush()  # hundreds may follow in this turn: the transport says when it is too much
         elif outcome is not self.exchange:
             self.exchange = outcome
             outcome.start()
@@ -414,7 +414,7 @@ class ClientConnection:
         request = self.receiving
         simple = request.keep_alive and not request.http10 and request.fields.keys().isdisjoint(_NEVER_KNOWN)
         # Of a model, whose handling has options: who else answers may ask for the length, which is another's.
-        if request.options is not None and simple and "content-length" in request.fields:
+        if simple and request.method == "POST" and request.options is not None and "content-length" in request.fields:
             self._known, self._pattern = known_head(data, request.body_octets), ClientRequest(request)
 
     def _fail(self) -> None:
@@ -435,7 +435,7 @@ class ClientConnection:
         if self._request_began is not None:
             self._request_began = self._last_activity  # it may have waited because we were not reading
         if self._broken or request is None or not request.keep_alive or self._handler.draining:
-            self._transport.close()
+            self._outbox.close(self._transport)
             return
         self._regulate()
         if self._waiting:

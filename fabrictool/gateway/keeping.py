@@ -14,8 +14,6 @@ import os
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.gateway.issued import COPY_FILE, LOOK_S, IssuedKeys
-from fabrictool.gateway.keyapi import KeyApi
 from fabrictool.gateway.spool import RecordSpool
 from fabrictool.gateway.storeprocess import REST_S, StoreProcess
 from fabrictool.mesh.transport.reach import read_secret
@@ -120,12 +118,17 @@ async def issuing(
     fabric: str,
     group: str,
     login: LoginSpec | None = None,
-    look_s: float = LOOK_S,
+    look_s: float | None = None,
 ) -> AsyncIterator[None]:
     """The key API, the login and the keys that they made; `folder` holds their copy.
 
     Raises FT1401 to FT1403 for a login's secret that cannot be had.
     """
+    # Here, for they take 2 MB, and most gateways make no keys.
+    from fabrictool.gateway.issued import COPY_FILE, LOOK_S, IssuedKeys  # noqa: PLC0415
+    from fabrictool.gateway.keyapi import KeyApi  # noqa: PLC0415
+
+    look_s = LOOK_S if look_s is None else look_s
     issued = IssuedKeys(store, folder / COPY_FILE, fabric=fabric, group=group, look_s=look_s)
     await asyncio.to_thread(issued.load)
     owners: list[PathOwner] = [KeyApi(issued, store, clock, fabric=fabric, note=gateway.note)]

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 BEGINNING_OCTETS: Final = 1024
 """Of a prompt that is one text."""
 MAX_BODY_OCTETS: Final = 32 * 1024 * 1024
+_UNSET: Final = msgspec.UNSET
 
 
 class Peek:
@@ -30,8 +31,8 @@ class Peek:
         self.previous_response_id: str = body.previous_response_id or ""
         self.stream = body.stream is True
         options = body.stream_options
-        self.names_options = options is not msgspec.UNSET
-        self.tells_usage = isinstance(options, StreamOptions) and bool(options.include_usage)
+        self.names_options = options is not _UNSET
+        self.tells_usage = self.names_options and isinstance(options, StreamOptions) and bool(options.include_usage)
         """Whether its stream is to end with the figures."""
         self.max_tokens: int | None = body.max_tokens
         self.max_completion_tokens: int | None = body.max_completion_tokens
@@ -69,11 +70,10 @@ class Peek:
     @property
     def most_tokens(self) -> int | None:
         """How long the answer may be, if the request says, by whichever of its limits is the largest."""
-        most = self.max_completion_tokens
-        for limit in (self.max_tokens, self.max_output_tokens):
-            if limit is not None and (most is None or limit > most):
-                most = limit
-        return most
+        most, other, newer = self.max_completion_tokens, self.max_tokens, self.max_output_tokens
+        if other is not None and (most is None or other > most):
+            most = other
+        return newer if newer is not None and (most is None or newer > most) else most
 
 
 TRANSFER_FIELD: Final = "kv_transfer_params"

@@ -12,6 +12,8 @@ End = Literal["answered", "broken", "cancelled", "refused"]
 """The client had a whole answer; its stream was cut after the head; it went away; the gateway itself said no."""
 
 
+LAYOUT = "0003"
+"""Of a store of this release: its newest migration."""
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 """What fits into a column of any store; it is looked at where a record is read."""
 

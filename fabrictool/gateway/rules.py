@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+# The types of a compiled dataclass are looked at when it is made.
+from collections.abc import Mapping  # noqa: TC003
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from fabrictool.mesh.evidence import NoAttestation
-from fabrictool.routing.admission import PRIORITIES, STANDARD
+from fabrictool.mesh.evidence import Attestation, NoAttestation
+from fabrictool.routing.admission import PRIORITIES, STANDARD, Priority
 from fabrictool.routing.candidates import TrustPolicy
 from fabrictool.routing.headroom import HeadroomPolicy
+from fabrictool.routing.protocol import RoutingPolicy  # noqa: TC001
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from fabrictool.mesh.evidence import Attestation
-    from fabrictool.routing.admission import Priority
-    from fabrictool.routing.protocol import RoutingPolicy
+    from collections.abc import Iterable
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # with slots it would be no native class
 class RoutingRules:
     """How a gateway chooses among replicas, and who goes first."""
 

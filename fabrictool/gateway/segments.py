@@ -54,6 +54,11 @@ class Segments:
         """Octets at most that were appended after it."""
         return (self._number - max(1, cursor.segment)) * self._octets + self._end - cursor.offset if self._number else 0
 
+    @property
+    def end(self) -> Cursor:
+        """Of what was appended."""
+        return Cursor(self._number, self._end)
+
     def append(self, line: bytes) -> bool:
         """One line, with its newline. False where there is no room until `prepare` was called."""
         end = self._end + len(line)
@@ -141,7 +146,7 @@ def segments_of(folder: Path) -> list[int]:
     return sorted(int(match[1]) for name in os.listdir(folder) if (match := _NAME.fullmatch(name)))  # noqa: PTH208
 
 
-def read_lines(folder: Path, cursor: Cursor, most_octets: int) -> tuple[list[bytes], Cursor]:
+def read_lines(folder: Path, cursor: Cursor, most_octets: int) -> tuple[bytes, Cursor]:
     """Whole lines from `cursor` on, all of one segment, and where the next ones begin; raises OSError.
 
     Its process may be writing: a segment is left only when the next one was seen to have lines before this one was
@@ -155,10 +160,10 @@ def read_lines(folder: Path, cursor: Cursor, most_octets: int) -> tuple[list[byt
         over = later is not None and _read(folder, later, 0, 1)[:1] not in (b"", b"\0")
         data = _read(folder, number, offset, most_octets)
         if whole := whole_octets(data):
-            return data[:whole].splitlines(), Cursor(number, offset + whole)
+            return data[:whole], Cursor(number, offset + whole)
         if not over:
-            return [], Cursor(number, offset)
-    return [], cursor
+            return b"", Cursor(number, offset)
+    return b"", cursor
 
 
 def _read(folder: Path, number: int, offset: int, octets: int) -> bytes:

@@ -8,7 +8,7 @@ it through `storeprocess`.
 from __future__ import annotations
 
 import contextlib
-import sqlite3
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +18,13 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.pool import StaticPool
 
-from fabrictool.base.errors import InvalidInputError, Place, Problem
+from fabrictool.base.errors import InvalidInputError
+from fabrictool.gateway.filestore import CONNECT_S, away, connected, no_store
+from fabrictool.gateway.inserting import RecordInsertion
 from fabrictool.gateway.keyrecords import IssuedKey, KeyChanges, KeyState
 from fabrictool.gateway.keys import KEY_DIGITS
-from fabrictool.gateway.records import StoreAwayError
-from fabrictool.gateway.tables import BUDGETS, KEYS, LAYOUT, LAYOUT_TABLE, READABLE, REQUESTS
+from fabrictool.gateway.records import LAYOUT
+from fabrictool.gateway.tables import BUDGETS, KEYS, LAYOUT_TABLE, READABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,8 +32,9 @@ if TYPE_CHECKING:
     from sqlalchemy import Select
     from sqlalchemy.engine import Connection, Engine
 
+    from fabrictool.gateway.records import StoreAwayError
 
-CONNECT_S = 5
+
 ANSWER_S = 30
 MIGRATIONS = Path(__file__).parent / "migrations"
 _MIGRATION_LOCK = 0x66616272
@@ -78,6 +81,8 @@ class RecordStore:
             FT8120 where it does not answer.
         """
         url = store_url(address)
+        self.made = False
+        """Whether the tables had to be made, or brought up to date."""
         self.place = url.database or "" if url.drivername == "sqlite" else f"{url.host or ''}/{url.database or ''}"
         self._postgres = url.drivername != "sqlite"
         self._read_only = read_only
@@ -94,10 +99,7 @@ class RecordStore:
         else:
             self._engine = _file_engine(url, read_only=read_only)
         insert_new = postgresql.insert if self._postgres else sqlite.insert
-        # Values by their places, with either database: a row is a tuple. Other queries go by names.
-        spoken: Any = type(self._engine.dialect)
-        by_place = spoken(paramstyle="format" if self._postgres else "qmark")
-        self._insert = str(insert_new(REQUESTS).on_conflict_do_nothing().compile(dialect=by_place))
+        self._insertion = RecordInsertion(postgres=self._postgres)
         self._open_account = insert_new(BUDGETS).on_conflict_do_nothing()
         try:
             with self._transaction() as connection:
@@ -109,7 +111,7 @@ class RecordStore:
     def put(self, rows: list[tuple[Any, ...]]) -> None:
         """Insert those that are not there yet, each with the values of `COLUMNS`; raises StoreAwayError."""
         with self._transaction() as connection:
-            connection.exec_driver_sql(self._insert, rows)
+            self._insertion.insert(connection.exec_driver_sql, rows)
 
     def read(self, query: Select[Any]) -> list[tuple[Any, ...]]:
         """The rows of a query; raises StoreAwayError."""
@@ -200,6 +202,7 @@ class RecordStore:
         from alembic.config import Config  # noqa: PLC0415
         from alembic.util import CommandError  # noqa: PLC0415
 
+        self.made = True
         config = Config(attributes={"connection": connection})
         config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
         try:
@@ -228,13 +231,10 @@ class RecordStore:
             raise self._away(type(error).__name__) from error
 
     def _away(self, why: str) -> StoreAwayError:
-        hint = "is its server up?" if self._postgres else "check the file's folder: its room, its rights"
-        message = f"the records' store cannot be used: {why}"
-        return StoreAwayError(Problem("FT8120", message, Place(thing=self.place), hint, transient=True))
+        return away(self.place, why, "is its server up?") if self._postgres else away(self.place, why)
 
     def _no_store(self, why: str) -> InvalidInputError:
-        hint = "name another database, or move this one away: a gateway makes a new one"
-        return InvalidInputError(Problem("FT8122", f"not a store of records: {why}", Place(thing=self.place), hint))
+        return no_store(self.place, why)
 
 
 class _KeysChangedError(Exception):
@@ -268,18 +268,7 @@ def _file_engine(url: URL, *, read_only: bool) -> Engine:
     """SQLite, where a transaction takes the right to write at its begin: none fails half way for another's."""
     path = Path(url.database or "").absolute()
 
-    def connect() -> sqlite3.Connection:
-        mode = "ro" if read_only else "rwc"
-        connection = sqlite3.connect(
-            f"{path.as_uri()}?mode={mode}", uri=True, timeout=CONNECT_S, check_same_thread=False, isolation_level=None
-        )
-        if not read_only:
-            path.chmod(0o600)  # it says who asked when
-            connection.execute("pragma journal_mode = wal")
-            connection.execute("pragma synchronous = full")  # what was settled stays settled when the power fails
-        return connection
-
-    engine = create_engine("sqlite://", creator=connect, poolclass=StaticPool)
+    engine = create_engine("sqlite://", creator=partial(connected, path, read_only=read_only), poolclass=StaticPool)
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:

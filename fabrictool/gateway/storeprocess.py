@@ -8,6 +8,7 @@ there is something to write, and ends when there was nothing for a while, or wit
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -17,10 +18,11 @@ import subprocess
 import sys
 import threading
 import time
-from operator import attrgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import astuple
 
 from fabrictool.base.errors import FabrictoolError, InvalidInputError, Problem
 from fabrictool.gateway.keyrecords import KeyChanges, KeyState, KeyUsage
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from io import BufferedRWPair
 
+    from fabrictool.gateway.filestore import FileStore
     from fabrictool.gateway.store import RecordStore
 
 REST_S = 60.0
@@ -37,12 +40,14 @@ REST_S = 60.0
 END_S = 10.0
 NICENESS = 5
 """The requests of the gateway beside it go first."""
+_NAME = "fabrictool.gateway.storeprocess"
+_AGAIN = "again"
+"""Says to the program that another one was this process before."""
 _LENGTH = struct.Struct("<I")
 _NUL = rb"\u0000"
 """PostgreSQL's texts have none."""
-_FURTHER = attrgetter(*[name for name in RequestRecord.__struct_fields__ if name != "id"])
-"""The columns that follow those of a record's origin, which follow its id: one call for all of them, for each record
-is paid for here."""
+YOUNG_OBJECTS = 50_000
+"""Before the collector looks at them (Python: 700): a batch of records makes many, and none of them is garbage yet."""
 CALL_S = 60.0
 """A database whose host is gone without a word would be waited for as long as its network likes."""
 
@@ -50,11 +55,11 @@ _log = logging.getLogger("fabrictool.gateway")
 
 
 class Put(msgspec.Struct, frozen=True, tag=True):
-    """Lines of a spool, each a record in JSON; the answer is how many could not be read."""
+    """Whole lines of a spool, each a record in JSON; the answer is how many could not be read."""
 
     fabric: str
     gateway: str
-    lines: list[bytes]
+    lines: bytes
 
 
 class Take(msgspec.Struct, frozen=True, tag=True):
@@ -138,7 +143,7 @@ class StoreProcess:
         self._used_at = 0.0
         self._lock = threading.Lock()
 
-    def put(self, fabric: str, gateway: str, lines: list[bytes]) -> int:
+    def put(self, fabric: str, gateway: str, lines: bytes) -> int:
         """Records, once each however often they come; returns how many of the lines are none."""
         return self._call(Put(fabric, gateway, lines)).value
 
@@ -211,7 +216,7 @@ class _Process:
         ours.settimeout(CALL_S)
         with ours, its:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", __name__],
+                [sys.executable, "-P", "-m", _NAME],
                 stdin=its.fileno(),
                 stdout=2,  # what a library prints is for the log
                 start_new_session=True,  # Ctrl-C is for the gateway, which has its last records written then
@@ -254,12 +259,16 @@ class _Served:
 
     def __init__(self) -> None:
         self._store: RecordStore | None = None
+        self._file: FileStore | None = None
         self._address = ""
         self._decoder = msgspec.json.Decoder(RequestRecord)
 
     def answer(self, call: Call) -> Answer:
         try:
-            return self._carry_out(self._opened(call.address), call.asks)
+            if call.address != self._address:
+                self.close()
+                self._address = call.address
+            return self._carry_out(call.asks)
         except FabrictoolError as error:
             self.close()
             return Answer(problem=error.problems[0], away=isinstance(error, StoreAwayError))
@@ -269,54 +278,70 @@ class _Served:
             message = f"the records' store failed: {type(error).__name__}"
             return Answer(problem=Problem("FT8120", message, hint="see the log", transient=True), away=True)
 
-    def close(self) -> None:
-        store, self._store = self._store, None
-        if store is not None:
-            store.close()
+    @property
+    def made_it(self) -> bool:
+        """Whether it holds what it took to make a file's tables, and will not need that again."""
+        return self._store is not None and self._store.made and self._address.startswith("/")
 
-    def _opened(self, address: str) -> RecordStore:
-        if self._store is None or address != self._address:
-            from fabrictool.gateway.store import RecordStore  # noqa: PLC0415 - here, and not in the gateway
+    def close(self) -> None:
+        for store in (self._store, self._file):
+            if store is not None:
+                store.close()
+        self._store = self._file = None
+
+    def _busy(self) -> RecordStore | FileStore:
+        """For what is asked all the time."""
+        if self._store is None and self._file is None and self._address.startswith("/"):
+            from fabrictool.gateway.filestore import FileStore  # noqa: PLC0415 - here, and not in the gateway
+
+            self._file = FileStore.opened(Path(self._address))
+        return self._file or self._whole()
+
+    def _whole(self) -> RecordStore:
+        if self._store is None:
+            from fabrictool.gateway.store import RecordStore  # noqa: PLC0415 - where it is needed
 
             self.close()
-            self._store, self._address = RecordStore(address), address
+            self._store = RecordStore(self._address)
         return self._store
 
-    def _carry_out(self, store: RecordStore, asks: Asks) -> Answer:
+    def _carry_out(self, asks: Asks) -> Answer:
         match asks:
             case Put(fabric, gateway, lines):
-                rows = self._rows(fabric, gateway, lines)
-                if rows:
-                    store.put(rows)
-                return Answer(len(lines) - len(rows))
-            case Forget(fabric, before):
-                return Answer(store.forget(fabric, before))
+                records, wrong = self._records(lines)
+                store = self._busy()
+                if records:
+                    store.put([(r.id, fabric, gateway, int(r.at // 3600), *astuple(r)[1:]) for r in records])
+                return Answer(wrong)
             case Take(account, period, wanted, limit):
-                return Answer(store.take(account, period, wanted=wanted, limit=limit))
+                return Answer(self._busy().take(account, period, wanted=wanted, limit=limit))
             case Give(account, period, tokens):
-                store.give(account, period, tokens)
+                self._busy().give(account, period, tokens)
                 return Answer()
+            case Forget(fabric, before):
+                return Answer(self._whole().forget(fabric, before))
             case ReadKeys(fabric, since):
-                return Answer(keys=store.keys(fabric, since))
+                return Answer(keys=self._whole().keys(fabric, since))
             case WriteKeys(fabric, states):
-                return Answer(store.write_keys(fabric, states))
+                return Answer(self._whole().write_keys(fabric, states))
             case AddUpKeys(fabric, begin, end):
                 from fabrictool.gateway.sums import key_usage  # noqa: PLC0415 - as `RecordStore`
 
-                return Answer(usage=key_usage(store, fabric, since=begin, until=end))
+                return Answer(usage=key_usage(self._whole(), fabric, since=begin, until=end))
 
-    def _rows(self, fabric: str, gateway: str, lines: Sequence[bytes]) -> list[tuple[Any, ...]]:
-        """Of the store's table; without those lines that are no records."""
-        decode, rows = self._decoder.decode, []
-        for line in lines:
-            try:
-                record = decode(line)
-            except msgspec.DecodeError:
-                continue
-            if _NUL in line:
-                record = msgspec.convert(_without_nul(msgspec.structs.asdict(record)), RequestRecord)
-            rows.append((record.id, fabric, gateway, int(record.at // 3600), *_FURTHER(record)))
-        return rows
+    def _records(self, lines: bytes) -> tuple[list[RequestRecord], int]:
+        """And how many of the lines are none."""
+        if b"\\" not in lines or _NUL not in lines:  # one octet is found much sooner
+            with contextlib.suppress(msgspec.DecodeError):
+                return self._decoder.decode_lines(lines), 0
+        records, every = list[RequestRecord](), lines.splitlines()
+        for line in every:
+            with contextlib.suppress(msgspec.DecodeError):
+                record = self._decoder.decode(line)
+                if _NUL in line:
+                    record = msgspec.convert(_without_nul(msgspec.structs.asdict(record)), RequestRecord)
+                records.append(record)
+        return records, len(every) - len(records)
 
 
 def _without_nul(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -327,11 +352,16 @@ def serve() -> None:
     """Until standard input ends; signals are the gateway's to obey."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    os.nice(NICENESS)
+    if _AGAIN not in sys.argv:
+        os.nice(NICENESS)
+    gc.set_threshold(YOUNG_OBJECTS)
     served = _Served()
     with socket.socket(fileno=0) as calls, calls.makefile("rwb") as stream, contextlib.suppress(EOFError, OSError):
         while True:
             _write(stream, served.answer(msgspec.msgpack.decode(_read(stream), type=Call)))
+            if served.made_it:  # by 35 MB of code: another program goes on, with the same socket
+                served.close()
+                os.execv(sys.executable, [sys.executable, "-P", "-m", _NAME, _AGAIN])  # noqa: S606 - it is this one
     served.close()
 
 

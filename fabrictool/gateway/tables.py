@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, MetaData, String, Table, Text
 
-LAYOUT = "0003"
-"""Of the newest migration."""
+from fabrictool.gateway.records import LAYOUT
+
 READABLE = frozenset({"0001", "0002", LAYOUT})
 """Layouts whose requests can be added up as they are."""
 _metadata = MetaData()

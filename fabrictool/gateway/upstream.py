@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 import httptools
 
 from fabrictool.base.errors import FabrictoolError
+from fabrictool.gateway.heads import HEADS_LEARNED, KnownHead, known_head
+from fabrictool.gateway.outbox import Outbox
 from fabrictool.mesh.framing import StreamHead
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ IDLE_KEPT: Final = 256
 """Connections to one server that wait for a request."""
 _SIZES: Final = frozenset({b"content-length", b"transfer-encoding"})
 ANSWER_HEAD_OCTETS: Final = 64 * 1024
+OK: Final = 200
 
 _OURS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 """Why this system makes no connection, to whomever."""
@@ -77,7 +80,8 @@ class Connector(Protocol):
 class AnswerListener(Protocol):
     """What an exchange hears of its upstream; after `failed`, `stale` or `complete` nothing more comes."""
 
-    def head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None: ...
+    def head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        """Without what says how long the body is; nobody changes the list."""
 
     def body(self, data: bytes) -> None:
         """Body bytes, transfer coding removed."""
@@ -101,8 +105,8 @@ class Upstream:
     """
 
     __slots__ = (
-        "_bodies", "_connecting", "_done", "_head_octets", "_head_seen", "_headers", "_heard", "_keep", "_listener",
-        "_parser", "_paused", "_sized", "_transport", "idle_since", "used",
+        "_bodies", "_connecting", "_done", "_head_octets", "_head_seen", "_headers", "_heard", "_keep", "_known",
+        "_known_headers", "_listener", "_parser", "_paused", "_sized", "_to_learn", "_transport", "idle_since", "used",
     )  # fmt: skip
 
     def __init__(self, listener: AnswerListener, keep: Callable[[Upstream], None] | None = None) -> None:
@@ -115,6 +119,10 @@ class Upstream:
         self._transport: asyncio.Transport | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._head_octets = 0
+        self._known: KnownHead | None = None
+        """Of an answer with 200 that came before."""
+        self._known_headers: list[tuple[bytes, bytes]] = []
+        self._to_learn = HEADS_LEARNED
         self._head_seen = self._sized = self._done = self._heard = self._paused = False
         self.used = False
         """Whether it carried a request before."""
@@ -131,9 +139,9 @@ class Upstream:
         self._head_octets = 0
         self._head_seen = self._sized = self._done = self._heard = False
 
-    def send(self, request: bytes) -> None:
+    def send(self, request: bytes, outbox: Outbox) -> None:
         if self._transport is not None:
-            self._transport.write(request)
+            outbox.put(self._transport, request)
 
     @property
     def usable(self) -> bool:
@@ -189,6 +197,12 @@ class Upstream:
     def data_received(self, data: bytes) -> None:
         """Parse; what came of a body at once is passed on at once, however many chunks it came in."""
         self._heard = True
+        begins = not self._head_octets and not self._done
+        if begins and self._known is not None and self._listener is not None:
+            body_at = self._known.body_at(data)
+            if body_at:
+                self._take_known(data[body_at:])
+                return
         if not self._head_seen:
             self._head_octets += len(data)
         try:
@@ -201,6 +215,8 @@ class Upstream:
         elif not self._head_seen and self._head_octets > ANSWER_HEAD_OCTETS:
             self.fail(f"the head of the engine's answer is over {ANSWER_HEAD_OCTETS >> 10} KiB")
         elif self._bodies or self._done:
+            if begins and self._done and self._to_learn:
+                self._learn(data)
             self._pass_on()
 
     def eof_received(self) -> None:
@@ -228,9 +244,10 @@ class Upstream:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
-        self._headers.append((name, value))
         if name in _SIZES:
             self._sized = True
+        else:
+            self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         """The head is whole; an interim 1xx head is skipped."""
@@ -256,6 +273,25 @@ class Upstream:
 
     # -- internals --------------------------------------------------------------------------------------------
 
+    def _take_known(self, body: bytes) -> None:
+        """A whole answer, with the head that is known."""
+        self._to_learn = HEADS_LEARNED
+        self._head_seen = self._sized = self._done = True
+        if body:
+            self._bodies.append(body)
+        if self._listener is not None:
+            self._listener.head(OK, self._known_headers)
+        if self._listener is None:  # it asks elsewhere
+            self.close()
+        else:
+            self._pass_on()
+
+    def _learn(self, data: bytes) -> None:
+        """Know the head of what was received, if that was one whole answer and would be read the same each time."""
+        self._to_learn -= 1
+        if self._keep is not None and self._parser.get_status_code() == OK and len(self._bodies) == 1:
+            self._known, self._known_headers = known_head(data, len(self._bodies[0])), self._headers
+
     def _ended(self, reason: str) -> None:
         if self._head_seen and not self._sized and self._listener is not None:
             self._done = True
@@ -273,7 +309,7 @@ class Upstream:
         if not self._done or self._listener is None:
             return
         self._listener = None
-        if self._keep is not None and self._sized and self.usable:
+        if self._keep is not None and self._sized and self._transport is not None:  # `_kept` asks whether it still is
             if self._paused:  # a client took its last octets slowly
                 self.resume_reading()
             self._keep(self)
@@ -356,6 +392,7 @@ class TcpConnector:
         self._port = port
         self._prefix = prefix
         self._host_line = f"HTTP/1.1\r\nhost: {host}:{port}\r\n"
+        self._outbox = Outbox()
         self._idle: list[Upstream] = []
         """The one that was used last is used first, so that the others grow old and are dropped."""
         self.ready = True
@@ -379,7 +416,7 @@ class TcpConnector:
         upstream = None if anew else self._kept()
         if upstream is not None:
             upstream.again(listener)
-            upstream.send(request)
+            upstream.send(request, self._outbox)
             return upstream
         upstream = Upstream(listener, self._keep)
         upstream.follow(asyncio.get_running_loop().create_task(self._connect(request, upstream)))

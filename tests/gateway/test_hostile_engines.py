@@ -249,7 +249,7 @@ def test_a_store_that_says_nothing_is_given_up(monkeypatch):
         process = StoreProcess(lambda: address)
         try:
             with pytest.raises(StoreAwayError):
-                process.put("f", "g", [b"{}"])
+                process.put("f", "g", b"{}\n")
             with pytest.raises(StoreAwayError):
                 process.take("a", "total", wanted=1, limit=1)
         finally:
@@ -267,7 +267,7 @@ def test_a_record_that_no_table_holds_is_counted_and_stops_no_other(tmp_path, po
     for address in (str(tmp_path / RECORDS_FILE), postgres.url):
         process = StoreProcess(lambda address=address: address)
         try:
-            assert process.put("f", "g", lines) == 3
+            assert process.put("f", "g", b"\n".join(lines)) == 3
             with contextlib.closing(RecordStore(address)) as store:
                 assert sorted(row[0] for row in store.read(REQUESTS.select())) == ["0", "3", "5"]
         finally:

@@ -1,5 +1,7 @@
 """A head that came before is known again: what is made of it is what llhttp makes of it, however it is written."""
 
+import asyncio
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -8,6 +10,8 @@ from fabrictool.gateway.heads import known_head
 from fabrictool.gateway.http import ClientConnection
 from fabrictool.gateway.openai import GatewayResponse
 from fabrictool.gateway.options import RequestOptions
+from fabrictool.gateway.outbox import Outbox
+from fabrictool.gateway.upstream import Upstream
 
 HOST = b"Host: h\r\n"
 
@@ -71,7 +75,7 @@ class Handler:
 
 def heard(chunks, *, learns):
     handler, transport = Handler(), Transport()
-    connection = ClientConnection(handler, SystemClock())
+    connection = ClientConnection(handler, SystemClock(), Outbox(lambda flush: flush()))
     connection.connection_made(transport)
     if not learns:
         connection._to_learn = 0
@@ -157,7 +161,7 @@ def test_a_head_is_known_from_its_second_time_on():
 def test_a_client_whose_heads_all_differ_is_not_looked_at_for_ever():
     chunks = [request(b"abc", b"X-Number: %d\r\n" % number) for number in range(10)]
     handler, transport = Handler(), Transport()
-    connection = ClientConnection(handler, SystemClock())
+    connection = ClientConnection(handler, SystemClock(), Outbox(lambda flush: flush()))
     connection.connection_made(transport)
     for chunk in chunks:
         connection.data_received(chunk)
@@ -167,7 +171,7 @@ def test_a_client_whose_heads_all_differ_is_not_looked_at_for_ever():
 
 def test_a_large_body_is_let_go_once_it_was_answered():
     handler, transport = Handler(), Transport()
-    connection = ClientConnection(handler, SystemClock())
+    connection = ClientConnection(handler, SystemClock(), Outbox(lambda flush: flush()))
     connection.connection_made(transport)
     for _ in range(3):
         connection.data_received(request(b"abc"))
@@ -178,3 +182,94 @@ def test_a_large_body_is_let_go_once_it_was_answered():
     connection.data_received(request(b"abc"))
     assert len(handler.heard) == 1
     assert connection.receiving.parts == []
+
+
+class Listener:
+    """Notes what it hears; bodies as one."""
+
+    def __init__(self):
+        self.heard, self.text = [], b""
+
+    def head(self, status, headers):
+        self.heard.append((status, list(headers)))
+
+    def body(self, data):
+        self.text += data
+
+    def complete(self, *, sized):
+        self.heard.append(("complete", sized, self.text))
+
+    def failed(self, reason, *, refused):
+        self.heard.append(("failed", reason, refused, self.text))
+
+    def stale(self):
+        self.heard.append("stale")
+
+
+STATUS_LINES = st.sampled_from([b"HTTP/1.1 200 OK\r\n"] * 4 + [b"HTTP/1.1 404 No\r\n", b"HTTP/1.1 204 None\r\n"])
+ANSWER_LINES = st.sampled_from(
+    [
+        b"Content-Type: application/json\r\n", b"date: today\r\n", b"X-Content-Length: 7\r\n", b"Connection: close\r\n",
+        b"Transfer-Encoding: chunked\r\n", b"X-B: a\r\n content-length: 3\r\n", b"X-C:\r\n",
+    ]
+)  # fmt: skip
+
+
+@st.composite
+def answers(draw):
+    """An engine's few heads, its answers one by one, each in its chunks."""
+    heads = [
+        (draw(STATUS_LINES), draw(st.lists(ANSWER_LINES, max_size=2)), draw(LENGTHS), draw(st.lists(ANSWER_LINES)))
+        for _ in range(draw(st.integers(1, 2)))
+    ]
+    every = []
+    for _ in range(draw(st.integers(2, 7))):
+        first, before, length, after = draw(st.sampled_from(heads))
+        if draw(st.integers(0, 20)) == 0:
+            length = draw(WRONG)
+        body = draw(st.binary(max_size=12))
+        line = length % ((len(body),) * length.count(b"%d"))
+        text = first + b"".join(before) + line + b"\r\n" + b"".join(after) + b"\r\n" + body
+        text += draw(st.sampled_from([b""] * 10 + [b"HTTP/1.1 200 OK\r\n", b"x"]))
+        cuts = draw(st.sampled_from([[], [], [draw(st.integers(1, len(text)))]]))
+        every.append([text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True) if a < b])
+    return every
+
+
+def told(every, *, learns):
+    """What was heard of these answers, and whether their connection was kept each time."""
+    kept, upstream, heard = [], None, []
+    for chunks in every:
+        listener = Listener()
+        if kept:
+            upstream = kept.pop()
+            upstream.again(listener)
+        else:
+            upstream = Upstream(listener, kept.append)
+            upstream.connection_made(Transport())
+        if not learns:
+            upstream._to_learn = 0
+        for chunk in chunks:
+            upstream.data_received(chunk)
+        if not kept:
+            upstream.connection_lost(None)
+        heard.append((listener.heard, bool(kept)))
+    return heard, upstream._known
+
+
+@settings(max_examples=600, deadline=None)
+@given(answers())
+def test_no_answer_is_read_otherwise_because_its_head_came_before(every):
+    async def both():
+        assert told(every, learns=True)[0] == told(every, learns=False)[0]
+
+    asyncio.run(both())
+
+
+def test_the_head_of_an_answer_is_known_from_its_second_time_on():
+    text = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+    bodies = [b"abc", b"a" * 500, b"", b"x"]
+    heard, known = told([[text % (len(body), body)] for body in bodies], learns=True)
+    assert [entries[-1] for entries, _ in heard] == [("complete", True, body) for body in bodies]
+    assert all(kept for _, kept in heard)
+    assert known.body_at(text % (3, b"abc")) > 0

@@ -1,6 +1,7 @@
 """Records reach the store once, whatever dies on the way."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -8,16 +9,18 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import Boolean, func, select
 
 from fabrictool.base.errors import FabrictoolError
+from fabrictool.gateway import inserting
 from fabrictool.gateway.records import RequestRecord, StoreAwayError
 from fabrictool.gateway.segments import Cursor, Segments, read_lines
 from fabrictool.gateway.spool import RecordSpool
 from fabrictool.gateway.store import RecordStore
 from fabrictool.gateway.storeprocess import StoreProcess
-from fabrictool.gateway.tables import REQUESTS
+from fabrictool.gateway.tables import COLUMNS, REQUESTS
 
 COUNT = select(func.count(), func.sum(REQUESTS.c.prompt_tokens)).select_from(REQUESTS)
 
@@ -28,7 +31,7 @@ def record(number, **more):
 
 def test_a_folder_without_segments_has_no_lines(tmp_path):
     """As a full disk leaves it: the folder was made, and no segment."""
-    assert read_lines(tmp_path, Cursor(3, 40), 1000) == ([], Cursor(3, 40))
+    assert read_lines(tmp_path, Cursor(3, 40), 1000) == (b"", Cursor(3, 40))
 
 
 def test_what_is_left_of_a_disk_is_left_to_others(tmp_path, monkeypatch):
@@ -93,6 +96,42 @@ async def test_records_reach_the_store_and_leave_nothing_behind(tmp_path, store)
     assert len(store.ids()) == 101
     assert folders(tmp_path) == []
     assert (tmp_path / "records.db").stat().st_mode & 0o077 == 0, "it says who asked when"
+
+
+@pytest.mark.asyncio
+async def test_what_comes_while_records_are_brought_waits_for_the_next_turn(tmp_path, store):
+    spool, take, batches = spool_of(tmp_path, store), store.put, []
+
+    def put(fabric, gateway, lines):
+        batches.append(lines.count(b"\n"))
+        if len(batches) < 5:
+            spool.append(record(len(batches)))
+        return take(fabric, gateway, lines)
+
+    store.put = put
+    spool.append(record(0))
+    assert await spool.turn()
+    assert batches == [1]
+    for number in range(2, 5):
+        assert await spool.turn()
+        assert len(batches) == number
+    spool.close()
+    assert store.ids() == [f"r{number}" for number in range(5)]
+
+
+def test_each_value_is_kept_as_it_was_whether_it_came_with_many_or_alone(tmp_path, postgres):
+    """A statement inserts many rows, in other values than a row that is inserted by itself."""
+    streams = ({"stream": True, "counted": True, "ttft_s": 0.5, "tpot_s": 0.0}, {"ttft_s": 0.0}, {"tpot_s": 0.25}, {})
+    records = [record(number, **streams[number % 4]) for number in range(103)]
+    names = ("id", "stream", "counted", "ttft_s", "tpot_s")
+    for address in (str(tmp_path / "r.db"), postgres.url):
+        process = StoreProcess(lambda address=address: address)
+        for _ in range(2):  # the second time they are there
+            assert process.put("f", "g", b"\n".join(map(msgspec.json.encode, records))) == 0
+        process.close()
+        with contextlib.closing(RecordStore(address, read_only=True)) as store:
+            rows = store.read(select(*[REQUESTS.c[name] for name in names]))
+        assert sorted(rows) == sorted(tuple(getattr(kept, name) for name in names) for kept in records)
 
 
 @pytest.mark.asyncio
@@ -179,7 +218,7 @@ def test_a_line_that_was_torn_ends_a_spool(tmp_path, store):
 
 
 def test_a_line_that_is_no_record_is_counted_and_holds_nothing_up(tmp_path, store):
-    assert store.process.put("f", "g", [b"{", b'{"id":1}']) == 2
+    assert store.process.put("f", "g", b'{\n{"id":1}\n') == 2
     spool = spool_of(tmp_path, store)
     spool.append(record(1))
     spool.close()
@@ -187,11 +226,11 @@ def test_a_line_that_is_no_record_is_counted_and_holds_nothing_up(tmp_path, stor
 
 
 def test_the_process_of_a_store_is_killed_and_another_goes_on(tmp_path, store):
-    store.process.put("f", "g", [])
+    store.process.put("f", "g", b"")
     killed = store.process._process
     os.kill(killed.pid, signal.SIGKILL)
     with pytest.raises(StoreAwayError) as raised:
-        store.process.put("f", "g", [])
+        store.process.put("f", "g", b"")
     assert raised.value.problems[0].transient
     spool = spool_of(tmp_path, store)
     spool.append(record(1))
@@ -208,7 +247,7 @@ def test_the_process_of_a_store_ends_with_its_gateway_and_when_nobody_needs_it(t
     while Path(f"/proc/{pid}").exists():  # the test's timeout ends a wait without end
         time.sleep(0.05)
     process = StoreProcess(lambda: str(tmp_path / "r.db"))
-    process.put("f", "g", [])
+    process.put("f", "g", b"")
     process.rest()
     assert process._process is not None
     monkeypatch.setattr("fabrictool.gateway.storeprocess.REST_S", 0.0)
@@ -221,7 +260,7 @@ def test_what_a_store_is_not_is_said_as_its_own_error(tmp_path):
     process = StoreProcess(lambda: str(tmp_path / "r.db"))
     for _ in range(2):
         with pytest.raises(FabrictoolError) as raised:
-            process.put("f", "g", [])
+            process.put("f", "g", b"")
         assert raised.value.problems[0].code == "FT8122"
     process.close()
 
@@ -245,3 +284,32 @@ async def test_postgresql_is_killed_and_comes_back(tmp_path, postgres):
     store = RecordStore(postgres.url, read_only=True)
     assert store.read(COUNT) == [(150, 300)]
     store.close()
+
+
+def test_a_file_is_written_without_what_it_took_to_make_its_tables(tmp_path):
+    path = tmp_path / "r.db"
+    process = StoreProcess(lambda: str(path))
+    lines = b"\n".join(msgspec.json.encode(record(number)) for number in range(50))
+    assert process.put("f", "g", lines) == 0  # it makes the tables
+    assert process.take("f:t", "total", wanted=70, limit=100) == 70
+    assert process.take("f:t", "total", wanted=70, limit=100) == 30
+    process.give("f:t", "total", 25)
+    assert process.take("f:t", "total", wanted=70, limit=100) == 25
+    assert process.put("f", "g", lines + b"\n" + msgspec.json.encode(record(50))) == 0
+    pid = process._process.pid
+    assert b"sqlalchemy" not in Path(f"/proc/{pid}/maps").read_bytes()
+    assert process.forget("f", 0.0) == 0  # this needs it; it is the same process, and knows all that was written
+    assert b"sqlalchemy" in Path(f"/proc/{pid}/maps").read_bytes()
+    assert process.take("f:t", "total", wanted=1, limit=101) == 1
+    assert process.put("f", "g", msgspec.json.encode(record(51))) == 0
+    process.close()
+    with contextlib.closing(RecordStore(str(path), read_only=True)) as store:
+        assert store.read(COUNT) == [(52, 104)]
+
+
+def test_a_row_has_its_values_in_the_order_of_its_table():
+    assert ("id", "fabric", "gateway", "hour", *RequestRecord.__struct_fields__[1:]) == COLUMNS
+    places = {name: [COLUMNS[place] for place in getattr(inserting, name)] for name in ("_TRUTHS", "_TIMES")}
+    kinds = {"_TRUTHS": lambda column: isinstance(column.type, Boolean), "_TIMES": lambda column: column.nullable}
+    for name, of_kind in kinds.items():
+        assert places[name] == [column.name for column in REQUESTS.columns if of_kind(column)]
