@@ -8,7 +8,7 @@ import pytest
 from fabrictool.base.errors import InfeasibleError
 from fabrictool.planner import highs
 from fabrictool.planner.formulation import BY_CAPACITY, Formulation
-from fabrictool.planner.solvers import effort, placing
+from fabrictool.planner.solvers import effort, programs
 from fabrictool.planner.solvers.core import with_sites
 from fabrictool.planner.solvers.exact import ExactSolver
 from fabrictool.planner.stages import stage_names
@@ -107,7 +107,7 @@ def test_moves_have_a_start_too():
 
 def test_a_second_pass_looks_deeper_and_changes_nothing_for_the_worse(monkeypatch):
     """With programs so small that the first pass ends early: the second goes on from it, and its bounds hold."""
-    monkeypatch.setattr(placing, "TINY", 0)
+    monkeypatch.setattr(programs, "TINY", 0)
     deeper = 0
     for seed in range(40):
         instance = random_instance(random.Random(seed))

@@ -10,7 +10,7 @@ from fabrictool.planner.certificate import certificate, certificate_of
 from fabrictool.planner.chosen import SearchOptions, best, forecast_of
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.situation import situation_of
-from fabrictool.planner.solvers import cp, placing
+from fabrictool.planner.solvers import cp, programs
 from fabrictool.planner.solvers.cp import CpSolver
 from fabrictool.planner.solvers.exact import ExactSolver
 from fabrictool.planner.solvers.tabu import TabuSolver
@@ -75,8 +75,8 @@ def test_a_stage_that_tidies_up_gets_little():
 
 def test_large_problems_learn_as_well_and_count_their_sweeps(tmp_path, monkeypatch):
     now = situation(tmp_path)
-    monkeypatch.setattr(placing, "TINY", 0)
-    monkeypatch.setattr(placing, "FEW", 0)
+    monkeypatch.setattr(programs, "TINY", 0)
+    monkeypatch.setattr(programs, "FEW", 0)
     chosen = best(now, SearchOptions(0, 60.0))
     assert verdict(chosen)[0] == "meets"
     assert chosen.situation.learned

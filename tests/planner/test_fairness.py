@@ -8,7 +8,7 @@ import pytest
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.planner.problem import GroupDemand, ModelNeed
-from fabrictool.planner.solvers import effort, placing
+from fabrictool.planner.solvers import effort, placing, programs
 from fabrictool.planner.solvers.registry import SOLVERS
 from fabrictool.planner.stages import amount, stage_names, values_of
 from tests.planner.test_exact import MOST, fits, option, pool, problem, random_instance, solve
@@ -127,7 +127,7 @@ def test_is_the_fairest_of_all_placements_and_then_serves_most(seed):
 
 @seeds(15, drawn=10, long=300)
 def test_later_stages_keep_it_where_some_models_are_placed_at_a_time(seed, monkeypatch):
-    for module, name in ((placing, "TINY"), (placing, "FEW"), (effort, "AT_ONCE"), (effort, "AT_ONCE_BY_CAPACITY")):
+    for module, name in ((programs, "TINY"), (programs, "FEW"), (effort, "AT_ONCE"), (effort, "AT_ONCE_BY_CAPACITY")):
         monkeypatch.setattr(module, name, 0)
     monkeypatch.setattr(placing, "TOGETHER", 1)
     monkeypatch.setattr(placing, "TOGETHER_BY_CAPACITY", 1)

@@ -8,7 +8,7 @@ import pytest
 
 from fabrictool.base.errors import InfeasibleError
 from fabrictool.planner.problem import ModelNeed
-from fabrictool.planner.solvers import part, placing
+from fabrictool.planner.solvers import part, placing, programs
 from fabrictool.planner.solvers.exact import ExactSolver
 from tests.planner.test_exact import cheapest_load, fits, option, pool, problem, random_instance, solve
 from tests.planner.test_phases import between, phase, random_pairs
@@ -17,8 +17,8 @@ from tests.seeds import some
 
 @pytest.fixture(autouse=True)
 def everything_is_large(monkeypatch):
-    monkeypatch.setattr(placing, "TINY", 0)
-    monkeypatch.setattr(placing, "FEW", 0)
+    monkeypatch.setattr(programs, "TINY", 0)
+    monkeypatch.setattr(programs, "FEW", 0)
     monkeypatch.setattr(placing, "TOGETHER", 3)
     monkeypatch.setattr(placing, "TOGETHER_BY_CAPACITY", 3)  # several parties, also of two models
 
@@ -27,7 +27,7 @@ def both(instance, monkeypatch):
     """(found as a large problem, the optimum); None where nothing keeps the rules."""
     answers = []
     for small in (0, 1500):
-        monkeypatch.setattr(placing, "TINY", small)
+        monkeypatch.setattr(programs, "TINY", small)
         try:
             answers.append(solve(instance))
         except InfeasibleError:

@@ -10,7 +10,7 @@ from fabrictool.blueprint import load
 from fabrictool.cli.main import main
 from fabrictool.planner.build import build_problem
 from fabrictool.planner.instances import synthetic
-from fabrictool.planner.solvers import exact, placing
+from fabrictool.planner.solvers import exact, programs
 
 
 def problem_of(folder):
@@ -60,7 +60,7 @@ def test_sizes_that_make_no_sense(size):
 def test_a_rounded_relaxation_serves_all_near_the_bound(tmp_path, monkeypatch):
     assert main(["init", "--synthetic", "20x4x2000", "--seed", "7", str(tmp_path)]) == 0
     problem = problem_of(tmp_path)
-    monkeypatch.setattr(placing, "FEW", 0)
+    monkeypatch.setattr(programs, "FEW", 0)
     stream = exact.ExactSolver().solve(problem, deadline_s=60, seed=0)  # up to the rounded one of the second stage
     first, *_, found = itertools.islice(stream, 3)
     assert len(first.stages) == 1

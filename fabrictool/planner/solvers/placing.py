@@ -29,6 +29,7 @@ from fabrictool.planner.solvers.core import core_of, with_sites
 from fabrictool.planner.solvers.first import first_placement
 from fabrictool.planner.solvers.part import part_of
 from fabrictool.planner.solvers.parties import parties
+from fabrictool.planner.solvers.programs import SearchPrograms
 from fabrictool.planner.solvers.shares import SLACK, KeptStage
 from fabrictool.planner.stages import (
     LOADS,
@@ -51,10 +52,6 @@ if TYPE_CHECKING:
     from fabrictool.planner.program import ProgramSolution
     from fabrictool.planner.work import StepwiseWork
 
-TINY = 40
-"""Options up to which SCIP solves a stage to its proof in no time."""
-FEW = 450
-"""Options up to which all of them take part in the integer program."""
 TINY_NODES = 20_000
 FIRST_NODES = 2000
 """Of the search for any placement, where the rounded relaxation breaks a rule."""
@@ -93,12 +90,8 @@ class PlacementSearch:
         self._core = core_of(problem, LP_S, seed)
         self._relaxing_s = left_s - work.left_s() if left_s < math.inf else 0.0
         """That it takes to solve the relaxations of all stages."""
-        every = range(len(problem.options))
-        self._tiny, self._all = len(every) <= TINY, len(every) <= FEW
-        self._relaxed = self._core.relaxed
-        # Of a fabric that runs little changes: fewer options are enough, and time is short.
-        among = every if self._all else self._core.options if problem.runs else self._core.wide
-        self._by_capacity = Formulation(problem, among, whole=True, by_capacity=True)
+        self._programs = SearchPrograms(problem, self._core)
+        self._tiny, self._all = self._programs.tiny, self._programs.all
         self._counts: dict[int, int] = {}
         self._loads: dict[int, float] = {}
         self._values: dict[str, dict[str, float]] = {}
@@ -109,14 +102,13 @@ class PlacementSearch:
         self._reached: dict[str, float] = {}
         """Of stages that were let rise so that less moves: what they had come to."""
         self._optimal = True
-        self._whole = self._over(every if self._all else self._core.options)
         self._part: effort.Part = "all" if problem.runs else "first"
         self._former: dict[str, float] = {}
         """What stages were kept within in the first pass."""
         self._begun_with = 0
         # Equals are settled for good only where that takes no time.
         ordered = (name for name in stage_names(problem) if self._tiny or name != TIE_BREAK)
-        self.stages = [name for name in ordered if self._relaxed.terms(name)]
+        self.stages = [name for name in ordered if self._programs.relaxed.terms(name)]
         """Those that there is anything to."""
         work.done(1)
 
@@ -142,12 +134,7 @@ class PlacementSearch:
         """Whether another pass over all stages is worth its time; then it begins, with what was found."""
         if not self._is_worth_another() or not self._work.more():
             return False
-        every = range(len(self._problem.options))
-        if len(self._by_capacity.chosen) < len(every):
-            self._by_capacity = Formulation(self._problem, every, whole=True, by_capacity=True)
-        for name in self._values:
-            for formulation in self._programs_with(name):
-                formulation.keep(name, math.inf)
+        self._programs.begin_again()
         self._former = {name: limit.most for name, limit in self._limits.items()}
         self._values, self._limits = {}, {}
         self._part, self._optimal, self._begun_with = "second", True, 0
@@ -179,13 +166,7 @@ class PlacementSearch:
     def _keep(self, name: str, most: float) -> None:
         """From now on the stage may come to so much."""
         limit = self._limits[name] = KeptStage.of(name, most, self._values[name])
-        for formulation in self._programs_with(name):
-            limit.keep(formulation)
-
-    def _programs_with(self, name: str) -> Sequence[Formulation]:
-        """Those that know a stage."""
-        programs = [self._relaxed, self._whole]
-        return [*programs, self._by_capacity] if name in BY_CAPACITY else programs
+        self._programs.keep(limit)
 
     # -- where a stage begins -------------------------------------------------------------------------------------
 
@@ -196,7 +177,7 @@ class PlacementSearch:
             self._total(n) <= lowest.get(n, 0.0) + rounding(self._total(n)) for n in self._values
         ):
             return lowest[name]  # each stage before is at its own least
-        below = self._relaxed.minimise(name, seconds=LP_S, seed=self._seed)
+        below = self._programs.relaxed.minimise(name, seconds=LP_S, seed=self._seed)
         if below is None and not self._values:
             raise explain_infeasible(self._problem)
         # There is a placement: that the relaxation denies it is a matter of digits, and leaves no bound but zero.
@@ -204,7 +185,9 @@ class PlacementSearch:
 
     def _begin(self, name: str) -> None:
         """The best that is known; where all of that breaks a rule, whatever the integer solver finds first."""
-        counts = first_placement(self._problem, self._core, self._whole.chosen, self._warm, self._seed)
+        counts = first_placement(
+            self._problem, self._core, self._programs.options({}, by_capacity=False), self._warm, self._seed
+        )
         if counts is not None:
             self._counts = counts
             return
@@ -217,14 +200,15 @@ class PlacementSearch:
                     if self._all and math.isfinite(first.bound):
                         self._raise_bound(name, min(first.bound, self._total(name)))
                     return
-        answer = self._whole.minimise(name, seconds=LP_S, seed=self._seed, gap=effort.CLOSE, nodes=FIRST_NODES)
+        whole = self._programs.program({}, by_capacity=False)
+        answer = whole.minimise(name, seconds=LP_S, seed=self._seed, gap=effort.CLOSE, nodes=FIRST_NODES)
         if answer is None:
             raise explain_infeasible(self._problem)
-        self._counts = self._whole.counts(answer)
+        self._counts = whole.counts(answer)
 
     def _loaded(self, name: str) -> tuple[Formulation, ProgramSolution] | None:
         """The counts as they are, with the loads that are best for this stage."""
-        among = sorted({*self._whole.chosen, *self._counts})
+        among = self._programs.options(self._counts, by_capacity=False)
         loads = Formulation.of_counts(self._problem, self._counts, among)
         for limit in self._limits.values():
             limit.keep(loads)
@@ -293,8 +277,7 @@ class PlacementSearch:
             yield from self._sweeps(name, FIRST_GAIN if tries else GAIN)
 
     def _tries(self, name: str) -> Sequence[int]:
-        by_capacity = self._is_by_capacity(name)
-        options = len(self._program(name).chosen)
+        by_capacity, options = self._is_by_capacity(name), len(self._options(name))
         return effort.tries(name, options=options, whole=self._all, by_capacity=by_capacity, part=self._part)
 
     def _is_enough(self, name: str) -> bool:
@@ -311,11 +294,12 @@ class PlacementSearch:
     def _proved(self, name: str) -> Iterator[Solution]:
         if self._gap(name) <= 0.0 or not self._work.more():
             return
-        answer = self._in_time(self._whole, name, nodes=TINY_NODES)
+        program = self._programs.program(self._counts, by_capacity=False)
+        answer = self._in_time(program, name, nodes=TINY_NODES)
         if answer is None:
             return
         self._raise_bound(name, answer.bound)
-        if self._adopted(name, self._whole.counts(answer)):
+        if self._adopted(name, program.counts(answer)):
             yield self._solution()
 
     def _searched(self, name: str, nodes: int) -> bool | None:
@@ -336,19 +320,11 @@ class PlacementSearch:
 
     def _program(self, name: str) -> Formulation:
         """In whole numbers; without loads where these say nothing."""
-        if self._is_by_capacity(name):
-            return self._by_capacity
-        if not self._counts.keys() <= set(self._whole.chosen):
-            self._whole = self._over(sorted({*self._whole.chosen, *self._counts}))
-        return self._whole
+        return self._programs.program(self._counts, by_capacity=self._is_by_capacity(name))
 
-    def _over(self, options: Sequence[int]) -> Formulation:
-        formulation = Formulation(self._problem, options, whole=True)
-        if not self._tiny:
-            formulation.tighten()
-        for limit in self._limits.values():
-            limit.keep(formulation)
-        return formulation
+    def _options(self, name: str) -> Sequence[int]:
+        """That take part in a stage."""
+        return self._programs.options(self._counts, by_capacity=self._is_by_capacity(name))
 
     # Wide: a program, what it is searched for, where that begins and where it ends.
     def _by_highs(
@@ -398,7 +374,7 @@ class PlacementSearch:
     def _sweep(self, name: str, *, alone: bool = False) -> Iterator[Solution]:
         """Every model once, `alone` or in groups that chance puts together; one of all would be a try with all."""
         mine: dict[str, list[int]] = defaultdict(list)
-        for i in self._program(name).chosen:
+        for i in self._options(name):
             mine[self._problem.options[i].model].append(i)
         together = TOGETHER_BY_CAPACITY if self._is_by_capacity(name) else TOGETHER
         groups = [[model] for model in mine] if alone else parties(self._problem.needs, mine, together, self._rng)
@@ -416,7 +392,7 @@ class PlacementSearch:
         yield self._solution()
 
     def _place_anew(self, name: str, models: Sequence[str]) -> None:
-        part, indices = part_of(self._problem, self._counts, self._program(name).chosen, models)
+        part, indices = part_of(self._problem, self._counts, self._options(name), models)
         better = self._best(name, part, indices, models)
         if better is None:
             return
