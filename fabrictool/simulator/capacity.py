@@ -118,9 +118,14 @@ def replica(
     batch = mean_batch(room, demand, max_num_seqs)
     mean_context = demand.held
     batches = np.unique(np.geomspace(1, batch, GRID).round())
-    steps = _decode_seconds(step, batches, mean_context)
+    lane = np.ceil(batches / step.lanes)
+    # All at once: a call takes as long as hundreds of numbers do.
+    linear = step.linear(np.concatenate([lane, [lane[-1] + float(demand.input), float(demand.input)]]))
+    steps = _decode_seconds(step, batches, lane, linear[:-2], mean_context)
     full = float(steps[-1])
-    marginal = _marginal_seconds(step, batch, demand.input, 1.0 + demand.input_variation**2)
+    without, beside, alone = linear[-3:-2], linear[-2:-1], linear[-1:]
+    marginal = _marginal_seconds(step, without, beside, demand.input, 1.0 + demand.input_variation**2)
+    prefill_s = _prefill_seconds(step, alone, demand.input)
     # A request costs what its prompt adds to a step, and its share of the steps that decode a full batch.
     return ReplicaFigures(
         fits=True,
@@ -128,7 +133,7 @@ def replica(
         free=room.kv_tokens,
         max_batch=batch,
         capacity=1.0 / (marginal + demand.output * full / batch),
-        prefill_s=prefill_seconds(step, demand.input),
+        prefill_s=prefill_s,
         step_alone_s=float(steps[0]),
         step_full_s=full,
         marginal_s=marginal,
@@ -137,7 +142,7 @@ def replica(
         first_s=calibration.factors.request,
         stream_s=calibration.factors.stream,
         read_s=calibration.factors.prompt_token * demand.input,
-        long_s=_longer(step, demand, calibration),
+        long_s=_longer(step, demand, calibration, prefill_s),
         bands=forecast_bands(calibration),
         basis=basis(calibration),
     )
@@ -150,40 +155,46 @@ def mean_batch(room: ReplicaMemory, demand: MeanWorkload, max_num_seqs: int) -> 
     return max(1, min(max_num_seqs, int(room.kv_tokens // taken)))
 
 
-def _longer(step: Steps, demand: MeanWorkload, calibration: Calibration) -> float:
+def _longer(step: Steps, demand: MeanWorkload, calibration: Calibration, prefill_s: float) -> float:
     more = max(0.0, demand.input_p95 - demand.input)
     if not more:
         return 0.0
-    alone = prefill_seconds(step, demand.input_p95) - prefill_seconds(step, demand.input)
+    alone = prefill_seconds(step, demand.input_p95) - prefill_s
     return alone + calibration.factors.prompt_token * more
 
 
 def decode_seconds(step: Steps, batch: int, context: float) -> float:
     """One decode step of `batch` requests that hold `context` tokens each."""
-    return float(_decode_seconds(step, np.array([batch], dtype=float), context)[0])
-
-
-def _decode_seconds(step: Steps, batches: Floats, context: float) -> Floats:
+    batches = np.array([batch], dtype=float)
     lane = np.ceil(batches / step.lanes)
-    fixed = step.linear(lane) + step.logits(lane) + step.overhead()
+    return float(_decode_seconds(step, batches, lane, step.linear(lane), context)[0])
+
+
+def _decode_seconds(step: Steps, batches: Floats, lane: Floats, linear: Floats, context: float) -> Floats:
+    """`lane`: requests of each batch in one lane, `linear`: what `step.linear` says of them."""
+    fixed = linear + step.logits(lane) + step.overhead()
     return np.asarray(fixed + batches * step.reading(context) / np.minimum(step.lanes, batches))
 
 
-def _marginal_seconds(step: Steps, batch: float, tokens: float, uneven: float) -> float:
-    """What a prompt adds to a step that decodes `batch` requests; prompts share the lanes as requests do.
+def _marginal_seconds(step: Steps, without: Floats, beside: Floats, tokens: float, uneven: float) -> float:
+    """What a prompt adds to a step that decodes a batch; prompts share the lanes as requests do.
 
-    `uneven`: mean square of their lengths over the square of the mean, as attention takes it.
+    `without`, `beside`: what `step.linear` says of the batch, and of both. `uneven`: mean square of their lengths over
+    the square of the mean, as attention takes it.
     """
-    lane = math.ceil(batch / step.lanes)
-    without, beside = step.linear(np.array([float(lane), lane + float(tokens)]))
-    return float(step.launched(beside + uneven * step.attending(tokens)) - without - step.overhead()) / step.lanes
+    longer = step.launched(beside + uneven * step.attending(tokens)) - without - step.overhead()
+    return float(longer[0]) / step.lanes
 
 
 def prefill_seconds(step: Steps, tokens: float) -> float:
     """One prompt of `tokens`, alone."""
-    sequence = np.array([1.0])
-    computed = step.launched(step.linear(np.array([float(tokens)])) + step.attending(tokens))
-    return float(computed[0] + step.logits(sequence)[0])
+    return _prefill_seconds(step, step.linear(np.array([float(tokens)])), tokens)
+
+
+def _prefill_seconds(step: Steps, linear: Floats, tokens: float) -> float:
+    """`linear`: what `step.linear` says of the prompt."""
+    computed = step.launched(linear + step.attending(tokens)) + step.logits(np.array([1.0]))
+    return float(computed[0])
 
 
 def under_load(figures: ReplicaFigures, demand: MeanWorkload, rate: float) -> Latency:
@@ -281,42 +292,39 @@ def _stays(figures: ReplicaFigures, demand: MeanWorkload, loads: Sequence[float]
     batch = np.arange(1, figures.max_batch + 1, dtype=float)
     steps = np.interp(batch, figures.batches, figures.steps_s)
     leaving = np.cumsum(np.log(batch / (demand.output * steps + batch * figures.marginal_s)))
-    rates = [load * figures.capacity for load in loads]
-    busy = [math.log(rate) for rate in rates if rate > 0]
-    weights = batch * np.array(busy)[:, np.newaxis] - leaving
-    tops = np.maximum(0.0, weights.max(axis=1, initial=-math.inf))
-    shares = np.exp(weights - tops[:, np.newaxis])
-    rows = iter(zip(tops.tolist(), shares, shares.sum(axis=1).tolist(), strict=True))
     idle = _Stay(0.0, 0.0, float(steps[0]), 0.0, 0.0, 0.0)
-    return [
-        _stay(figures, load, batch, steps, *next(rows)) if rate > 0 else idle
-        for load, rate in zip(loads, rates, strict=True)
+    busy = [load for load in loads if load * figures.capacity > 0]
+    if not busy:
+        return [idle] * len(loads)
+    # A row for each load, up to a factor that keeps it from overflowing.
+    weights = batch * np.array([math.log(load * figures.capacity) for load in busy])[:, np.newaxis] - leaving
+    tops = np.maximum(0.0, weights.max(axis=1))
+    shares = np.exp(weights - tops[:, np.newaxis])
+    lasts, sums, empty = shares[:, -1].tolist(), shares.sum(axis=1).tolist(), [math.exp(-top) for top in tops.tolist()]
+    totals = [
+        none + some + last * load / (1.0 - load)
+        for none, some, last, load in zip(empty, sums, lasts, busy, strict=True)
     ]
-
-
-# Wide: a replica under one load, and what is worked out for all loads together.
-def _stay(
-    figures: ReplicaFigures, load: float, batch: Floats, steps: Floats, top: float, share: Floats, together: float
-) -> _Stay:
-    """`share`: how likely each batch is, times e to the power of `top` and what all add up to: `together` and more."""
-    last = float(share[-1])
-    total = math.exp(-top) + together + last * load / (1.0 - load)
-    share = share / total
-    full = last / total / (1.0 - load)
-    share[-1] = full  # whatever waits beyond, the batch is full
-    often = batch * share
-    mean = float(often.sum())
-    spread = math.sqrt(max(0.0, float((batch**2 * share).sum()) - mean**2))
-    drain = figures.capacity * (1.0 - load)
-    tail = math.log(max(1.0, full / 0.05)) / drain
-    return _Stay(
-        batch=mean,
-        spread=spread,
-        step=float((often * steps).sum()) / max(mean, 1e-300),
-        busy=1.0 - math.exp(-top) / total,
-        wait_mean=full * load / drain,
-        wait_p95=tail,
+    full = [last / total / (1.0 - load) for last, total, load in zip(lasts, totals, busy, strict=True)]
+    shares /= np.array(totals)[:, np.newaxis]
+    shares[:, -1] = full  # whatever waits beyond, the batch is full
+    often = batch * shares
+    means, squares = often.sum(axis=1).tolist(), (batch**2 * shares).sum(axis=1).tolist()
+    seconds = (often * steps).sum(axis=1).tolist()
+    stays = iter(
+        _Stay(
+            batch=mean,
+            spread=math.sqrt(max(0.0, square - mean**2)),
+            step=second / max(mean, 1e-300),
+            busy=1.0 - none / total,
+            wait_mean=filled * load / (figures.capacity * (1.0 - load)),
+            wait_p95=math.log(max(1.0, filled / 0.05)) / (figures.capacity * (1.0 - load)),
+        )
+        for mean, square, second, none, total, filled, load in zip(
+            means, squares, seconds, empty, totals, full, busy, strict=True
+        )
     )
+    return [next(stays) if load * figures.capacity > 0 else idle for load in loads]
 
 
 def _poisson_p95(mean: float) -> int:

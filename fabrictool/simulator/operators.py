@@ -9,6 +9,7 @@ the coverage of experts is that of ``tokens`` draws without replacement of ``k``
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -139,6 +140,7 @@ class Work:
     """Of them those whose inputs have to be made narrow when the weights are."""
 
 
+@cache
 def work(model: ModelArchitecture, cut: Parallelism) -> Work:
     """The operators of `model` on one of the devices of a replica cut like `cut`; pipeline stages added up."""
     full_layers = model.kv_layers
