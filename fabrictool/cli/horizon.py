@@ -15,7 +15,7 @@ from fabrictool.base.units import Instant, UnitError
 from fabrictool.cli.forecast_answers import HorizonAnswer, HorizonQuota, HorizonStart, HorizonStep, HorizonTotals
 from fabrictool.cli.output import data, json_data, say, table
 from fabrictool.cli.searches import Searches, placement_row
-from fabrictool.planner.horizon import planned
+from fabrictool.planner.horizon import FOR_WAYS, planned
 from fabrictool.planner.loading import lead_of
 from fabrictool.planner.quotas import quotas_of
 from fabrictool.planner.schedules import different
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 SHORTEST_S = 0.2
 """Of one search, also after the budget: each step needs a placement."""
 MINUTE_S, DAY_S = 60.0, 86400.0
-FOR_PLACEMENTS = 0.7
-"""Share of the budget; the rest is for the way through them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +85,7 @@ def show_horizon(
     number = min(3 * len(steps), 4 * different(steps)) + 1
     number *= 2 if waits else 1
     number *= 3 if quotas_of(steps) else 1
-    searches = Searches(limit, seed, number, keeps=True, share=FOR_PLACEMENTS, least_s=SHORTEST_S)
+    searches = Searches(limit, seed, number, keeps=True, share=1.0 - FOR_WAYS, least_s=SHORTEST_S)
     with searches.clock.hearing():
         horizon = planned(
             steps,
