@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from fabrictool.base.clock import Clock
     from fabrictool.domain.terms import BudgetTerms, KeyLimits
+    from fabrictool.gateway.directory import Directory
     from fabrictool.gateway.keys import Consumer
     from fabrictool.gateway.openai import Peek
     from fabrictool.gateway.records import RequestRecord
@@ -182,11 +183,11 @@ class KeyAccounts:
 
     # Wide: who asks for what, and what is known of it.
     def admit(
-        self, consumer: Consumer | None, peeked: Peek, path: str, body: bytes, context: Callable[[str], int | None]
+        self, consumer: Consumer | None, peeked: Peek, path: str, body: bytes, directory: Directory
     ) -> Ticket | GatewayResponse | Unfilled | None:
         """The ticket of a request, or why it may not go on; None: nothing limits it.
 
-        `context`: of the replicas of a model the largest, in tokens; 0: unknown; None: there is no such model.
+        `directory`: of it the context of a model's replicas is asked for.
         """
         terms = consumer.terms if consumer is not None else None
         base = self.bases.get(peeked.model, peeked.model)
@@ -207,7 +208,7 @@ class KeyAccounts:
                 return _later(f"the {whose}'s limit of {refused[0]} is reached", refused[1], path)
         ticket = Ticket(allowances, None, 0, len(body))
         if consumer is not None and terms is not None and terms.budget is not None:
-            known = context(peeked.model)
+            known = directory.context(peeked.model)
             most = 0 if known is None else most_tokens(peeked, path, body, known)
             if most is None:
                 return error_response(400, "FT8127", "this key has a budget: say max_tokens", path=path)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 
 import httptools
 
+from fabrictool.base.compiling import mypyc_attr
 from fabrictool.gateway.heads import HEADS_LEARNED, KnownHead, known_head
 from fabrictool.gateway.openai import MAX_BODY_OCTETS, GatewayResponse, error_response
 from fabrictool.mesh.framing import TEXT_CHARACTERS
@@ -105,25 +106,32 @@ class Answering(Protocol):
         """Called every second, with the monotonic time, while the client takes what is written."""
 
 
-class Handler(Protocol):
-    """What answers requests: an `GatewayResponse` at once, or an exchange that answers through the connection."""
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Handler:
+    """What answers requests: an `GatewayResponse` at once, or an exchange that answers through the connection. No
+    Protocol: see `upstream.Connector`.
+    """
 
-    @property
-    def draining(self) -> bool:
-        """Whether connections are to be closed after the answer that they are waiting for."""
+    draining = False
+    """Whether connections are to be closed after the answer that they are waiting for."""
 
     def new_id(self) -> str:
         """Of a request whose client gave it none."""
+        raise NotImplementedError
 
     def admit(self, request: ClientRequest) -> GatewayResponse | None:
         """Called when a head is whole, before the body: the refusal, or None; notes the consumer in the request."""
+        raise NotImplementedError
 
     def handle(self, request: ClientRequest, connection: ClientConnection) -> GatewayResponse | Answering:
         """Called once for each admitted request; an exchange is not started yet."""
+        raise NotImplementedError
 
-    def opened(self, connection: ClientConnection) -> None: ...
+    def opened(self, connection: ClientConnection) -> None:
+        """It is served until `closed`."""
 
-    def closed(self, connection: ClientConnection) -> None: ...
+    def closed(self, connection: ClientConnection) -> None:
+        """Nothing more can be written to it."""
 
 
 class ClientConnection:

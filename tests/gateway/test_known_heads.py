@@ -6,12 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fabrictool.base.clock import SystemClock
+from fabrictool.gateway import http
 from fabrictool.gateway.heads import known_head
 from fabrictool.gateway.http import ClientConnection
 from fabrictool.gateway.openai import GatewayResponse
 from fabrictool.gateway.options import RequestOptions
 from fabrictool.gateway.outbox import Outbox
-from fabrictool.gateway.upstream import Upstream
+from fabrictool.gateway.upstream import AnswerListener, Upstream
 
 HOST = b"Host: h\r\n"
 
@@ -44,7 +45,7 @@ class Transport:
     abort = close
 
 
-class Handler:
+class Handler(http.Handler):
     """Notes what it is asked, and answers at once."""
 
     draining = False
@@ -184,7 +185,7 @@ def test_a_large_body_is_let_go_once_it_was_answered():
     assert connection.receiving.parts == []
 
 
-class Listener:
+class Listener(AnswerListener):
     """Notes what it hears; bodies as one."""
 
     def __init__(self):
