@@ -144,8 +144,8 @@ class KeyAccounts:
         self._ending = False
         self._day = -1
         """Since 1970, in UTC."""
-        self._periods: dict[str, str] = {}
-        """Kind of budget → its period on that day."""
+        self._places: dict[str, tuple[str, tuple[str, str]]] = {}
+        """Account → its kind of budget, and the place of its purse on that day."""
 
     def limit_models(self, limits: Mapping[str, KeyLimits]) -> None:
         """Whoever asks; from now on."""
@@ -260,11 +260,11 @@ class KeyAccounts:
         day = int(wall // DAY_S)
         if day != self._day:
             self._day = day
-            self._periods.clear()
-        period = self._periods.get(budget.per)
-        if period is None:
-            period = self._periods[budget.per] = period_of(budget, wall)
-        return f"{self._fabric}:{account}", period
+            self._places.clear()
+        known = self._places.get(account)
+        if known is None or known[0] != budget.per:
+            known = self._places[account] = budget.per, (f"{self._fabric}:{account}", period_of(budget, wall))
+        return known[1]
 
     def _purse(self, place: tuple[str, str], budget: BudgetTerms, now: float) -> Purse:
         entry = self._purses.get(place)
