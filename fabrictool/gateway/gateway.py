@@ -68,9 +68,9 @@ if TYPE_CHECKING:
     from fabrictool.base.clock import Clock
     from fabrictool.domain.specs import WakeRule
     from fabrictool.domain.terms import KeyLimits
+    from fabrictool.gateway.answering import Answering
     from fabrictool.gateway.calls import PathOwner
     from fabrictool.gateway.clienttls import ClientTls
-    from fabrictool.gateway.http import Answering
     from fabrictool.gateway.issued import IssuedKeys
     from fabrictool.gateway.keys import Consumer, Keyring
     from fabrictool.gateway.records import End

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import logging
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import httptools
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fabrictool.base.clock import Clock
+    from fabrictool.gateway.answering import Answering
     from fabrictool.gateway.keys import Consumer
     from fabrictool.gateway.options import RequestOptions
     from fabrictool.gateway.outbox import Outbox
@@ -85,25 +86,6 @@ class ClientRequest:
     @property
     def body(self) -> bytes:
         return self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
-
-
-class Answering(Protocol):
-    """What makes an answer through a connection, such as an exchange."""
-
-    def start(self) -> None: ...
-
-    def stop(self) -> None:
-        """The gateway ends: what can still be said is said now."""
-
-    def cancel(self) -> None:
-        """The client is gone: nothing is to be said any more."""
-
-    def pause(self) -> None: ...
-
-    def resume(self) -> None: ...
-
-    def expire(self, now: float) -> None:
-        """Called every second, with the monotonic time, while the client takes what is written."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -238,13 +220,13 @@ class ClientConnection:
                 return
             data = b"%x\r\n%b\r\n" % (len(data), data)
         head, self._begun = self._begun, b""
-        self._outbox.put(self._transport, head + data if head else data)
+        self._outbox.pass_on(self._transport, head + data if head else data)
 
     def finish(self) -> None:
         if self._current is not None and not self._current.http10:
-            self._outbox.put(self._transport, self._begun + b"0\r\n\r\n")
+            self._outbox.pass_on(self._transport, self._begun + b"0\r\n\r\n")
         elif self._begun:
-            self._outbox.put(self._transport, self._begun)
+            self._outbox.pass_on(self._transport, self._begun)
         self._begun = b""
         self._done()
 
