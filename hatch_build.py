@@ -67,6 +67,8 @@ def _compiled(root: Path, folder: Path) -> dict[str, str]:
         options = ["--config-file", "pyproject.toml", "--cache-dir", str(folder / "types"), *modules]
         sources = str(folder / "c")
         extensions = mypycify(options, opt_level="3", debug_level="0", separate=[(modules, GROUP)], target_dir=sources)
+        for extension in extensions:  # what only they themselves call is called directly, or not at all
+            extension.extra_compile_args += ["-fvisibility=hidden", "-fno-plt"]
         command = build_ext(Distribution({"name": "fabrictool", "ext_modules": extensions}))
         command.build_lib, command.build_temp = str(folder / "lib"), str(folder / "objects")
         command.ensure_finalized()

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from fabrictool.base.clock import Clock
     from fabrictool.domain.terms import BudgetTerms, KeyLimits
+    from fabrictool.gateway.directory import Directory
     from fabrictool.gateway.keys import Consumer
     from fabrictool.gateway.openai import Peek
     from fabrictool.gateway.records import RequestRecord
@@ -143,8 +144,8 @@ class KeyAccounts:
         self._ending = False
         self._day = -1
         """Since 1970, in UTC."""
-        self._periods: dict[str, str] = {}
-        """Kind of budget → its period on that day."""
+        self._places: dict[str, tuple[str, tuple[str, str]]] = {}
+        """Account → its kind of budget, and the place of its purse on that day."""
 
     def limit_models(self, limits: Mapping[str, KeyLimits]) -> None:
         """Whoever asks; from now on."""
@@ -182,11 +183,11 @@ class KeyAccounts:
 
     # Wide: who asks for what, and what is known of it.
     def admit(
-        self, consumer: Consumer | None, peeked: Peek, path: str, body: bytes, context: Callable[[str], int | None]
+        self, consumer: Consumer | None, peeked: Peek, path: str, body: bytes, directory: Directory
     ) -> Ticket | GatewayResponse | Unfilled | None:
         """The ticket of a request, or why it may not go on; None: nothing limits it.
 
-        `context`: of the replicas of a model the largest, in tokens; 0: unknown; None: there is no such model.
+        `directory`: of it the context of a model's replicas is asked for.
         """
         terms = consumer.terms if consumer is not None else None
         base = self.bases.get(peeked.model, peeked.model)
@@ -207,7 +208,7 @@ class KeyAccounts:
                 return _later(f"the {whose}'s limit of {refused[0]} is reached", refused[1], path)
         ticket = Ticket(allowances, None, 0, len(body))
         if consumer is not None and terms is not None and terms.budget is not None:
-            known = context(peeked.model)
+            known = directory.context(peeked.model)
             most = 0 if known is None else most_tokens(peeked, path, body, known)
             if most is None:
                 return error_response(400, "FT8127", "this key has a budget: say max_tokens", path=path)
@@ -259,11 +260,11 @@ class KeyAccounts:
         day = int(wall // DAY_S)
         if day != self._day:
             self._day = day
-            self._periods.clear()
-        period = self._periods.get(budget.per)
-        if period is None:
-            period = self._periods[budget.per] = period_of(budget, wall)
-        return f"{self._fabric}:{account}", period
+            self._places.clear()
+        known = self._places.get(account)
+        if known is None or known[0] != budget.per:
+            known = self._places[account] = budget.per, (f"{self._fabric}:{account}", period_of(budget, wall))
+        return known[1]
 
     def _purse(self, place: tuple[str, str], budget: BudgetTerms, now: float) -> Purse:
         entry = self._purses.get(place)

@@ -223,6 +223,15 @@ class Directory:
         """The replicas of a model, ready or not."""
         return self._by_model.get(model, [])
 
+    def context(self, model: str) -> int | None:
+        """Of a model's replicas the largest, 0 if one of them does not say; None: there are none."""
+        most: int | None = None
+        for target in self.of_model(model):
+            if not target.context:
+                return 0
+            most = target.context if most is None else max(most, target.context)
+        return most
+
     # Wide: what is asked for, and by whom.
     def entitled(
         self,

@@ -26,6 +26,7 @@ from fabrictool.gateway.openai import error_event, error_response, no_such_model
 from fabrictool.gateway.patience import IDLE_UPSTREAM_S
 from fabrictool.gateway.ranking import ranked
 from fabrictool.gateway.records import RequestRecord
+from fabrictool.gateway.upstream import AnswerListener
 from fabrictool.gateway.usage import TAIL_OCTETS, Usage, tokens_in
 from fabrictool.mesh.framing import LEFT_HEADER
 from fabrictool.routing.admission import Waiter, with_room
@@ -75,7 +76,7 @@ _PASSED_HEADERS: Final = frozenset({
 })  # fmt: skip
 
 
-class Exchange:
+class Exchange(AnswerListener):
     """See the module's docstring; one object for each request."""
 
     __slots__ = (
@@ -177,7 +178,7 @@ class Exchange:
     def start(self) -> None:
         """Pick a replica and send; answers at once when there is none."""
         self._metrics.begun()
-        self._attempt(None)
+        self._attempt(None, self._began)
 
     def cancel(self) -> None:
         """The client has gone: free the engine's slot."""
@@ -221,7 +222,7 @@ class Exchange:
         return () if isinstance(candidates, str | Unmet) else available(candidates, self._client.now())
 
     def admitted(self) -> None:
-        self._attempt(None, its_turn=True)
+        self._attempt(None, self._client.now(), its_turn=True)
 
     def refused(self, busy: Busy) -> None:
         """429, with a time to try again."""
@@ -267,7 +268,7 @@ class Exchange:
     # -- Sleeper, for waking ----------------------------------------------------------------------------------
 
     def awake(self) -> None:
-        self._attempt(None)
+        self._attempt(None, self._client.now())
 
     def still_asleep(self, again_s: float) -> None:
         """503, with a time to try again."""
@@ -310,7 +311,7 @@ class Exchange:
             target.ejection.failed(now)
         if status in _RETRIED_STATUS and self._may_retry(now):
             self._drop_attempt(PASSED_OVER if full else LOST)
-            self._attempt(str(status))
+            self._attempt(str(status), now)
             return
         if status < 500:
             target.ejection.answered()
@@ -384,12 +385,11 @@ class Exchange:
 
     # -- internals --------------------------------------------------------------------------------------------
 
-    def _attempt(self, retry_reason: str | None, *, its_turn: bool = False) -> None:
+    def _attempt(self, retry_reason: str | None, now: float, *, its_turn: bool = False) -> None:
         candidates = self._candidates()
         if not isinstance(candidates, list):
             self._refuse(candidates)
             return
-        now = self._client.now()
         if retry_reason is not None:
             self._retries += 1
             self._retries_left -= now - self._attempt_began > SLOW_S
@@ -472,7 +472,7 @@ class Exchange:
             self._target.ejection.failed(now, refused=word in ("refused", "timeout"))
         if self._may_retry(now):
             self._drop_attempt()
-            self._attempt(word)
+            self._attempt(word, now)
         elif not self._continue(word, now):
             self._break(code, reason, status=status)
 
@@ -484,7 +484,7 @@ class Exchange:
         if body is None or not isinstance(self._candidates(), list):
             return False
         self._turn_to(self._utterance, body)
-        self._attempt(word)
+        self._attempt(word, now)
         return True
 
     def _turn_to(self, utterance: Utterance, body: bytes) -> None:

@@ -26,7 +26,7 @@ from fabrictool.gateway.clienttls import LOOK_S
 from fabrictool.gateway.directory import Directory, RoutingTarget
 from fabrictool.gateway.exchange import CLIENT_GONE, Exchange
 from fabrictool.gateway.following import MeshFollower
-from fabrictool.gateway.http import ClientConnection, ClientRequest
+from fabrictool.gateway.http import ClientConnection, ClientRequest, Handler
 from fabrictool.gateway.metrics import GatewayMetrics
 from fabrictool.gateway.modellist import model_answer, model_in, models_answer, models_for
 from fabrictool.gateway.modelrequest import PASSED_HEADERS, ModelRequest, bearer, passed_on
@@ -68,9 +68,9 @@ if TYPE_CHECKING:
     from fabrictool.base.clock import Clock
     from fabrictool.domain.specs import WakeRule
     from fabrictool.domain.terms import KeyLimits
+    from fabrictool.gateway.answering import Answering
     from fabrictool.gateway.calls import PathOwner
     from fabrictool.gateway.clienttls import ClientTls
-    from fabrictool.gateway.http import Answering
     from fabrictool.gateway.issued import IssuedKeys
     from fabrictool.gateway.keys import Consumer, Keyring
     from fabrictool.gateway.records import End
@@ -90,7 +90,7 @@ FILL_S: Final = 30.0
 EVENTS_KEPT: Final = 200
 
 
-class GatewayServer:
+class GatewayServer(Handler):
     """Handles requests; `ClientConnection` and `Exchange` do the bytes."""
 
     def __init__(
@@ -116,7 +116,9 @@ class GatewayServer:
         self._streams, self._outbox = Streams(), Outbox()
         self.waking = Waking(clock, self.directory)
         self.sinks: list[Callable[[RequestRecord], object]] = []
-        """Who is told what became of each request."""
+        """Who is told what became of each request, beside the spool."""
+        self._spool: RecordSpool | None = None
+        self._ended: RecordSink = self._record
         self._opt_out = False
         self._tracer: Tracer | None = None
         self._prefixes = PrefixTable()
@@ -206,7 +208,7 @@ class GatewayServer:
 
     def record_in(self, spool: RecordSpool, *, opt_out: bool) -> None:
         """Keep a record of each request there; with `opt_out` of none whose client asks for that."""
-        self.sinks.append(spool.append)
+        self._spool = spool
         self._metrics.watch_spool(spool)
         self._opt_out = opt_out
 
@@ -388,7 +390,7 @@ class GatewayServer:
         told = peeked if isinstance(peeked, GatewayResponse) else _with_figures(peeked, body, path, options)
         if isinstance(peeked, GatewayResponse) or isinstance(told, GatewayResponse):
             return self._refused(record_id, began, path, consumer, "", cast("GatewayResponse", told), kept=kept)
-        ticket = self.accounts.admit(consumer, peeked, path, body, self._context)
+        ticket = self.accounts.admit(consumer, peeked, path, body, self.directory)
         if ticket is not None and not isinstance(ticket, Ticket):
             known = peeked.model if peeked.model in self.follower.known else ""
             if isinstance(ticket, GatewayResponse):
@@ -420,12 +422,12 @@ class GatewayServer:
         consumer, options = request.consumer, cast("RequestOptions", request.options)
         sent, ours, goes_on = told
         prefix_of, prefix_share = "", 0.0
-        if len(sent) >= LEAST and kept and self.sinks:
+        if len(sent) >= LEAST and kept and (self.sinks or self._spool is not None):
             prefix_of, prefix_share = self._prefixes.add(peeked.model, peeked.text, record_id)
         trace = None
         if options.traced:
             trace = trace_context(request.values("traceparent"), request.values("tracestate"))
-        ended: RecordSink = self._record if kept else self._forget
+        ended: RecordSink = self._ended if kept else self._forget
         if kept and self._tracer is not None:
             trace, ended = self._tracer.begin(trace, ended)
         asked = ModelRequest(
@@ -496,11 +498,6 @@ class GatewayServer:
             self._record(record)
         return answer
 
-    def _context(self, model: str) -> int | None:
-        """Of its replicas the largest, 0 if one of them does not say; None: there are none."""
-        contexts = [target.context for target in self.directory.of_model(model)]
-        return min(contexts) and max(contexts) if contexts else None
-
     def _conversation(self, peeked: Peek, consumer: Consumer | None) -> int | None:
         """Which replica may have its beginning in the cache; None: it has none to go by, or that is not wanted."""
         beginning = peeked.beginning if self._rules.affinity else b""
@@ -514,6 +511,8 @@ class GatewayServer:
 
     def _record(self, record: RequestRecord) -> None:
         """What became of a request."""
+        if self._spool is not None:
+            self._spool.append(record)
         for sink in self.sinks:
             sink(record)
 

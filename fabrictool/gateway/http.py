@@ -6,10 +6,11 @@ import asyncio
 import functools
 import logging
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import httptools
 
+from fabrictool.base.compiling import mypyc_attr
 from fabrictool.gateway.heads import HEADS_LEARNED, KnownHead, known_head
 from fabrictool.gateway.openai import MAX_BODY_OCTETS, GatewayResponse, error_response
 from fabrictool.mesh.framing import TEXT_CHARACTERS
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fabrictool.base.clock import Clock
+    from fabrictool.gateway.answering import Answering
     from fabrictool.gateway.keys import Consumer
     from fabrictool.gateway.options import RequestOptions
     from fabrictool.gateway.outbox import Outbox
@@ -86,44 +88,32 @@ class ClientRequest:
         return self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
 
 
-class Answering(Protocol):
-    """What makes an answer through a connection, such as an exchange."""
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Handler:
+    """What answers requests: an `GatewayResponse` at once, or an exchange that answers through the connection. No
+    Protocol: see `upstream.Connector`.
+    """
 
-    def start(self) -> None: ...
-
-    def stop(self) -> None:
-        """The gateway ends: what can still be said is said now."""
-
-    def cancel(self) -> None:
-        """The client is gone: nothing is to be said any more."""
-
-    def pause(self) -> None: ...
-
-    def resume(self) -> None: ...
-
-    def expire(self, now: float) -> None:
-        """Called every second, with the monotonic time, while the client takes what is written."""
-
-
-class Handler(Protocol):
-    """What answers requests: an `GatewayResponse` at once, or an exchange that answers through the connection."""
-
-    @property
-    def draining(self) -> bool:
-        """Whether connections are to be closed after the answer that they are waiting for."""
+    draining = False
+    """Whether connections are to be closed after the answer that they are waiting for."""
 
     def new_id(self) -> str:
         """Of a request whose client gave it none."""
+        raise NotImplementedError
 
     def admit(self, request: ClientRequest) -> GatewayResponse | None:
         """Called when a head is whole, before the body: the refusal, or None; notes the consumer in the request."""
+        raise NotImplementedError
 
     def handle(self, request: ClientRequest, connection: ClientConnection) -> GatewayResponse | Answering:
         """Called once for each admitted request; an exchange is not started yet."""
+        raise NotImplementedError
 
-    def opened(self, connection: ClientConnection) -> None: ...
+    def opened(self, connection: ClientConnection) -> None:
+        """It is served until `closed`."""
 
-    def closed(self, connection: ClientConnection) -> None: ...
+    def closed(self, connection: ClientConnection) -> None:
+        """Nothing more can be written to it."""
 
 
 class ClientConnection:
@@ -230,13 +220,13 @@ class ClientConnection:
                 return
             data = b"%x\r\n%b\r\n" % (len(data), data)
         head, self._begun = self._begun, b""
-        self._outbox.put(self._transport, head + data if head else data)
+        self._outbox.pass_on(self._transport, head + data if head else data)
 
     def finish(self) -> None:
         if self._current is not None and not self._current.http10:
-            self._outbox.put(self._transport, self._begun + b"0\r\n\r\n")
+            self._outbox.pass_on(self._transport, self._begun + b"0\r\n\r\n")
         elif self._begun:
-            self._outbox.put(self._transport, self._begun)
+            self._outbox.pass_on(self._transport, self._begun)
         self._begun = b""
         self._done()
 

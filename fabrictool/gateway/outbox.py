@@ -40,6 +40,15 @@ class Outbox:
             self._due = True
             self._soon(self.flush)
 
+    def pass_on(self, transport: asyncio.Transport, data: bytes) -> None:
+        """Write it now, where nothing waits for the end of this turn: a token. Those of a paced stream come one a turn,
+        and its end would cost more than a peer that is woken.
+        """
+        if self._due:
+            self._waiting.append((transport, data))
+        elif not transport.is_closing():
+            transport.write(data)
+
     def flush(self) -> None:
         """Write all of it now."""
         self._due = False

@@ -10,7 +10,8 @@ from fabrictool.gateway.openai import GatewayResponse
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fabrictool.gateway.http import Answering, ClientConnection
+    from fabrictool.gateway.answering import Answering
+    from fabrictool.gateway.http import ClientConnection
 
 WAIT_S = 8.0
 """A store's process starts in a second or two, on a busy machine in five."""

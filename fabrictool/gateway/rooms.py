@@ -21,6 +21,7 @@ from fabrictool.gateway.bodies import Computed
 from fabrictool.gateway.exchange import Exchange
 from fabrictool.gateway.openai import CHAT_PATHS, ROOM_FIELDS, GatewayResponse, error_response, with_field
 from fabrictool.gateway.pairs import HANDED_OCTETS, PairExchange
+from fabrictool.gateway.upstream import AnswerListener
 from fabrictool.mesh.framing import LEFT_HEADER
 from fabrictool.routing.candidates import ready
 from fabrictool.routing.ejection import available
@@ -71,7 +72,7 @@ def whole(body: bytes) -> bytes:
     return msgspec.json.encode(kept | {"stream": False})
 
 
-class Room:
+class Room(AnswerListener):
     """The prompt's half of one attempt: an `AnswerListener` whose answer is read, judged and thrown away."""
 
     __slots__ = ("_asked", "_began", "_body", "_held", "_owner", "_status", "_upstream", "fields", "over", "prefiller")
@@ -193,7 +194,7 @@ class RoomExchange(PairExchange):
             if self._may_retry(now):
                 target.ejection.failed(now)
                 self._drop_attempt()
-                self._attempt("500")
+                self._attempt("500", now)
                 return
         super().head(status, headers)
 
@@ -251,7 +252,7 @@ class RoomExchange(PairExchange):
     def _again(self, word: str, reason: str, now: float) -> None:
         if self._may_retry(now):
             self._drop_attempt()
-            self._attempt(word)
+            self._attempt(word, now)
         elif self._passing and self._continue(word, now):
             return
         elif self._passing or isinstance(candidates := self._candidates(), list):
@@ -331,7 +332,7 @@ class RoomExchange(PairExchange):
             self._tried.remove(target)
         if self._may_retry(now):
             self._drop_attempt()
-            self._attempt(word)
+            self._attempt(word, now)
         else:
             self._break(code, reason, status=status)
 

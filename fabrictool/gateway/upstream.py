@@ -7,10 +7,11 @@ import errno
 import os
 from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import httptools
 
+from fabrictool.base.compiling import mypyc_attr
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.gateway.heads import HEADS_LEARNED, KnownHead, known_head
 from fabrictool.gateway.outbox import Outbox
@@ -49,12 +50,16 @@ class Caller:
 NOBODY: Final = Caller()
 
 
-class Connector(Protocol):
-    """One way to a server."""
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Connector:
+    """One way to a server. No Protocol, whose methods compiled callers would look for by their names."""
+
+    __slots__ = ()
 
     @property
     def ready(self) -> bool:
         """Whether it is worth trying."""
+        raise NotImplementedError
 
     # Wide: a request, whose it is, and who hears of the answer.
     def start(
@@ -72,13 +77,17 @@ class Connector(Protocol):
 
         `anew`: by a connection that carried nothing before.
         """
+        raise NotImplementedError
 
     def close(self) -> None:
         """Drop the connections that wait for a request."""
 
 
-class AnswerListener(Protocol):
+@mypyc_attr(allow_interpreted_subclasses=True)
+class AnswerListener:
     """What an exchange hears of its upstream; after `failed`, `stale` or `complete` nothing more comes."""
+
+    __slots__ = ()
 
     def head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         """Without what says how long the body is; nobody changes the list."""
@@ -318,7 +327,7 @@ class Upstream:
         listener.complete(sized=self._sized)
 
 
-class TunnelConnector:
+class TunnelConnector(Connector):
     """Through the tunnel that the agent dialled, or by a hub that it dialled."""
 
     def __init__(self, mesh: MeshNode, session: bytes, service: bytes) -> None:
@@ -384,7 +393,7 @@ def _refuse_soon(upstream: Upstream, reason: str) -> None:
     asyncio.get_running_loop().call_soon(lambda: upstream.fail(reason, refused=True))
 
 
-class TcpConnector:
+class TcpConnector(Connector):
     """Straight to a server's address, by connections that are kept for the next request."""
 
     def __init__(self, host: str, port: int, prefix: str) -> None:
@@ -395,8 +404,11 @@ class TcpConnector:
         self._outbox = Outbox()
         self._idle: list[Upstream] = []
         """The one that was used last is used first, so that the others grow old and are dropped."""
-        self.ready = True
+
+    @property
+    def ready(self) -> bool:
         """Static nodes are always worth a try: who refuses is out for a while (`routing.ejection`)."""
+        return True
 
     # Wide: see `Connector`.
     def start(

@@ -17,6 +17,7 @@ from fabrictool.base.clock import SystemClock
 from fabrictool.base.errors import FabrictoolError, InvalidInputError
 from fabrictool.domain.terms import BudgetTerms, KeyLimits, Terms
 from fabrictool.gateway.accounts import KeyAccounts, Ticket, most_tokens, period_of
+from fabrictool.gateway.directory import Directory
 from fabrictool.gateway.keeping import RECORDS_FILE, budgeting, records_folder
 from fabrictool.gateway.keyfile import KeyRow, encode_keys
 from fabrictool.gateway.keys import Consumer, Keyring, hash_key
@@ -302,7 +303,7 @@ def test_no_budget_is_overspent_by_three_gateways_that_crash(steps, budget):
     for kind, index, argument in steps:
         if kind == "ask":
             body = msgspec.json.encode({"model": "m", "max_tokens": argument})
-            ticket = gateways[index].admit(consumer, peek(body, CHAT), CHAT, body, lambda model: 0)
+            ticket = gateways[index].admit(consumer, peek(body, CHAT), CHAT, body, Directory())
             if isinstance(ticket, Ticket):
                 tickets.append((gateways[index], ticket))
         elif kind == "end" and tickets:
@@ -372,7 +373,7 @@ def test_the_ledger_in_postgresql(postgres):
 
 def test_nothing_is_asked_of_who_has_no_terms():
     body = b'{"model": "m"}'
-    admitted = KeyAccounts(ManualClock(), "f").admit(Consumer("t", None), peek(body, CHAT), CHAT, body, None)
+    admitted = KeyAccounts(ManualClock(), "f").admit(Consumer("t", None), peek(body, CHAT), CHAT, body, Directory())
     assert admitted is None
     assert not isinstance(admitted, GatewayResponse)
 

@@ -9,6 +9,7 @@ import pytest
 
 from fabrictool.gateway.directory import RoutingTarget
 from fabrictool.gateway.staticlist import StaticNode
+from fabrictool.gateway.upstream import Connector
 from fabrictool.routing.admission import PATIENCE_S, STANDARD
 from tests.gateway.conftest import FakeEngine, until
 
@@ -259,7 +260,7 @@ async def test_at_four_times_what_can_be_served_the_engine_is_never_idle_and_has
 
 
 async def test_what_an_engines_queue_shows_is_learned_and_tried_again():
-    target = RoutingTarget(b"k", "m", "alpha", None, "m/0")
+    target = RoutingTarget(b"k", "m", "alpha", Connector(), "m/0")
     target.loaded(running=20, waiting=0)
     assert target.slots == 0, "nobody waits in it: nobody knows"
     target.loaded(running=20, waiting=3)

@@ -9,6 +9,7 @@ import pytest_asyncio
 
 from fabrictool.domain.steps import MeasuredSteps
 from fabrictool.gateway.staticlist import StaticNode
+from fabrictool.gateway.upstream import Connector
 from fabrictool.routing.making_room import MOST_MOVES
 from fabrictool.routing.protocol import StreamTarget
 from tests.gateway.conftest import Bed, FakeEngine, until
@@ -19,7 +20,7 @@ WISH = {"x-fabric-continue": "yes"}
 URGENT = {"x-fabric-providers": "alpha"}
 
 
-class Absent:
+class Absent(Connector):
     """A way to a server that is not there."""
 
     ready = False

@@ -19,6 +19,7 @@ from fabrictool.gateway.modelrequest import ModelRequest
 from fabrictool.gateway.openai import peek, renamed
 from fabrictool.gateway.rules import RoutingRules
 from fabrictool.gateway.staticlist import StaticNode
+from fabrictool.gateway.upstream import Connector
 from fabrictool.mesh.records import AssignedUnit, Lifecycle, NodeBody, ServiceBody
 from fabrictool.mesh.registry import Serving
 from fabrictool.routing.candidates import TrustPolicy
@@ -228,7 +229,7 @@ class ManualClient:
         pass
 
 
-class Silent:
+class Silent(Connector):
     """A way to a replica that says nothing of itself; the test speaks for it through `response`."""
 
     ready = True

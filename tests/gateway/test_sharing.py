@@ -16,6 +16,7 @@ from fabrictool.base.runfolder import RunFolder
 from fabrictool.domain.specs import GatewaySpec, HostPort, encode_spec
 from fabrictool.domain.terms import KeyLimits, Terms
 from fabrictool.gateway.accounts import KeyAccounts
+from fabrictool.gateway.directory import Directory
 from fabrictool.gateway.keeping import RECORDS_FILE, records_folder
 from fabrictool.gateway.keyfile import KeyRow, encode_keys
 from fabrictool.gateway.keys import Consumer, hash_key
@@ -48,7 +49,7 @@ class Worker:
 
     def ask(self):
         """Whether a request may begin."""
-        ticket = self.accounts.admit(self.anna, peek(BODY, CHAT), CHAT, BODY, lambda _: 4096)
+        ticket = self.accounts.admit(self.anna, peek(BODY, CHAT), CHAT, BODY, Directory())
         if isinstance(ticket, GatewayResponse):
             return False
         self.open.append(ticket)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -309,7 +310,25 @@ def test_a_file_is_written_without_what_it_took_to_make_its_tables(tmp_path):
 
 def test_a_row_has_its_values_in_the_order_of_its_table():
     assert ("id", "fabric", "gateway", "hour", *RequestRecord.__struct_fields__[1:]) == COLUMNS
-    places = {name: [COLUMNS[place] for place in getattr(inserting, name)] for name in ("_TRUTHS", "_TIMES")}
-    kinds = {"_TRUTHS": lambda column: isinstance(column.type, Boolean), "_TIMES": lambda column: column.nullable}
+    kinds = {"_truths": lambda column: isinstance(column.type, Boolean), "_times": lambda column: column.nullable}
     for name, of_kind in kinds.items():
-        assert places[name] == [column.name for column in REQUESTS.columns if of_kind(column)]
+        assert list(getattr(inserting, name)) == [column.name for column in REQUESTS.columns if of_kind(column)]
+
+
+def test_rows_are_stored_as_they_are_whichever_others_come_with_them(tmp_path):
+    """Many that have most in common, some that have it with few, and single ones."""
+    records = [record(number, model="m", tenant="t", counted=True) for number in range(100)]
+    records += [record(number, model="m", stream=True, ttft_s=0.5, tpot_s=number / 7) for number in range(100, 190)]
+    records += [record(number, model=f"m{number % 9}", prefix_of="r1", prefix_tokens=16) for number in range(190, 260)]
+    process = StoreProcess(lambda: str(tmp_path / "records.db"))
+    try:
+        for part in (records[:3], records):  # the second goes to a process that writes to a file by itself
+            assert process.put("f", "g", b"".join(msgspec.json.encode(r) + b"\n" for r in part)) == 0
+    finally:
+        process.close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "records.db")) as connection:
+        connection.row_factory = sqlite3.Row
+        stored = connection.execute("select * from fabrictool_requests order by at").fetchall()
+    assert [tuple(row[name] for name in COLUMNS) for row in stored] == [
+        (r.id, "f", "g", int(r.at // 3600), *msgspec.structs.astuple(r)[1:]) for r in records
+    ]
