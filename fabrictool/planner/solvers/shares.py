@@ -18,7 +18,7 @@ SLACK = 1e-7
 
 @dataclass(frozen=True, slots=True)
 class KeptStage:
-    """One stage's limit."""
+    """A limit, and how the models have it among them."""
 
     name: str
     most: float
