@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _log = logging.getLogger("fabrictool.gateway")
+MOST_OCTETS: Final = 65_536
+"""That wait for a turn's end, as much as a transport's own buffer before it says that it is full. uvloop reads a socket
+again and again while there is more: without an end an engine that talks fast would fill the memory in one turn, for a
+client that does not listen.
+"""
 
 
 def at_turns_end(call: Callable[[], None]) -> None:
@@ -25,33 +30,36 @@ def at_turns_end(call: Callable[[], None]) -> None:
 class Outbox:
     """Of any number of connections; to each its octets go in the order in which they were put here."""
 
-    __slots__ = ("_due", "_soon", "_waiting")
+    __slots__ = ("_due", "_octets", "_soon", "_waiting")
 
     def __init__(self, soon: Callable[[Callable[[], None]], None] = at_turns_end) -> None:
         """`soon` has `flush` called."""
         self._soon = soon
-        self._due = False
+        self._due, self._octets = False, 0
         self._waiting: list[tuple[asyncio.Transport, bytes]] = []
 
     def put(self, transport: asyncio.Transport, data: bytes) -> None:
-        """Write it at the end of this turn, if the connection is still open then."""
+        """Write it at the end of this turn, if the connection is still open then; where much waits, all of it now."""
         self._waiting.append((transport, data))
-        if not self._due:
-            self._due = True
+        self._octets += len(data)
+        if self._octets > MOST_OCTETS:
+            self.flush()
+        elif not self._due:
             self._soon(self.flush)
+            self._due = True
 
     def pass_on(self, transport: asyncio.Transport, data: bytes) -> None:
         """Write it now, where nothing waits for the end of this turn: a token. Those of a paced stream come one a turn,
         and its end would cost more than a peer that is woken.
         """
-        if self._due:
-            self._waiting.append((transport, data))
+        if self._waiting:
+            self.put(transport, data)
         elif not transport.is_closing():
             transport.write(data)
 
     def flush(self) -> None:
-        """Write all of it now."""
-        self._due = False
+        """Write all of it now. What a transport calls from inside of that must not put anything here."""
+        self._due, self._octets = False, 0
         waiting, self._waiting = self._waiting, []
         for transport, data in waiting:
             try:

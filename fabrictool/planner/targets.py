@@ -63,7 +63,7 @@ def _targets(
 
 
 @cache
-def _wanted(slo: Slo | None) -> list[tuple[str, float, float]]:
+def _wanted(slo: Slo | None) -> tuple[tuple[str, float, float], ...]:
     """(metric, share of requests, seconds that they may take)."""
     *single, together = criteria(slo) or (Criterion(0.0, LatencyTarget()),)
     shares = [(wanted.metric, wanted.share, getattr(wanted.target, wanted.metric)) for wanted in single]
@@ -71,7 +71,7 @@ def _wanted(slo: Slo | None) -> list[tuple[str, float, float]]:
         # `attain` asks more of a metric than its percentiles do, where these are lower.
         if max([share for name, share, _ in shares if name == metric], default=1.0) < together.share:
             shares.append((metric, together.share, getattr(together.target, metric)))
-    return shares
+    return tuple(shares)
 
 
 def _quantile(latency: Latency, metric: str, share: float) -> float:

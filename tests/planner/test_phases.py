@@ -152,6 +152,32 @@ def test_a_first_placement_has_no_phase_alone_and_needs_no_search(seed):
     assert answer.objective == pytest.approx(unserved, abs=1e-6)
 
 
+def test_what_only_one_side_reaches_is_no_pair():
+    """From a to b work is handed over, and not within a pool nor back: what decodes at a waits for nobody."""
+    a, b = (pool(name, nodes=4, site="s") for name in "ab")
+    options = [phase(which, "m", where) for which in ("prefill", "decode") for where in (a, b)]
+    instance = problem([ModelNeed("m", 2.0, 0, 8)], options, [a, b], objective=("latency",))
+    instance = replace(instance, transfers=between("m", a, b))
+    counts = rounded(instance, dict.fromkeys(range(4), 0.5), dict.fromkeys(range(4), 0.0))
+    there = {(instance.options[i].phase, instance.options[i].pool.cluster) for i, k in counts.items() if k}
+    assert ("decode", "a") not in there
+    assert ("prefill", "b") not in there
+
+
+def test_nobody_gives_way_who_is_needed_in_an_outage():
+    """Of n one replica stands where an outage is announced: the other one is the last, then."""
+    a, b = pool("a", nodes=1), pool("b", nodes=1)
+    options = [option("m", b), option("n", a), option("n", b)]
+    instance = problem([ModelNeed("m", 0.5, 0, 4), ModelNeed("n", 0.5, 1, 4)], options, [a, b])
+    at = {(o.model, o.pool.cluster): i for i, o in enumerate(instance.options)}
+    running = {at["n", "a"]: 1.0, at["n", "b"]: 1.0, at["m", "b"]: 0.0}
+    instance = replace(instance, current={instance.options[i].key: round(k) for i, k in running.items() if k})
+    away = replace(instance, outages=(frozenset({a.key}),))
+    nearest = dict.fromkeys(running, 0.0)
+    assert rounded(instance, running, nearest)[at["n", "b"]] == 0, "m needs the place more"
+    assert rounded(away, running, nearest)[at["n", "b"]] == 1
+
+
 def test_halves_are_filled_up_in_turn():
     """Three requests/s of a model that has two of each phase to read and to answer: none is left over."""
     there = pool("a", nodes=8, site="a")

@@ -31,13 +31,32 @@ def test_what_some_use_of_each_others_share_the_others_have_no_more():
     assert sum(kept.shares.values()) == pytest.approx(kept.most)
 
 
-def test_programs_keep_it_with_the_slack_of_their_models():
-    class Kept(dict):
-        def keep(self, name, limit):
-            self[name] = limit
+class Kept(dict):
+    """What a program was told to keep."""
 
+    def keep(self, name, limit):
+        self[name] = limit
+
+
+def test_programs_keep_it_with_the_slack_of_all_models():
     kept, whole, part = KeptStage.of("served", 10.0, {"a": 9.5, "b": 0.5}), Kept(), Kept()
     kept.keep(whole)
     kept.keep_of(part, ["b"])
     assert whole == {"served": pytest.approx(10.0 + SLACK * 10.5, abs=1e-12)}
-    assert part == {"served": pytest.approx(0.5 + SLACK, abs=1e-12)}
+    assert part == {"served": pytest.approx(0.5 + SLACK * 10.5, abs=1e-12)}
+
+
+def test_no_number_of_sweeps_uses_the_slack_twice():
+    """Each model in turn takes all that it may, and what all then have is still within what all may come to."""
+    kept, values = KeptStage.of("served", 200.0, {"a": 100.0, "b": 100.0}), {"a": 100.0, "b": 100.0}
+    whole = Kept()
+    kept.keep(whole)
+    for _ in range(50):
+        for model in list(values):
+            part = Kept()
+            kept.keep_of(part, [model])
+            values[model] = part["served"]
+            kept = kept.after({model: values[model]})
+        assert sum(values.values()) <= whole["served"] + 1e-9
+        kept = KeptStage.of("served", kept.most, values)
+    assert kept.most == 200.0

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 CLOSE = 1e-6
 SIZES = (1, 2, 4, 8, 16)
 """Of the blocks of devices inside a node that replicas take."""
+PREFILL: Phase = "prefill"
+DECODE: Phase = "decode"
 
 
 def rounded(problem: PlacementProblem, usage: Mapping[int, float], distance: Mapping[int, float]) -> dict[int, int]:
@@ -61,6 +63,8 @@ class _State:
         self._is_stable = {i: problem.options[i].stable and problem.options[i].serves for i in usage}
         self._total: Counter[str] = Counter()
         self._stable: Counter[str] = Counter()
+        self._away: Counter[tuple[str, int]] = Counter()
+        """Of those stable ones, what an announced outage takes, by its place in `problem.outages`."""
         self._surplus = {need.model: -need.rate for need in problem.needs}
         for i in usage:
             self.by_model[problem.options[i].model].append(i)
@@ -99,7 +103,7 @@ class _State:
 
         def moves(i: int) -> float:
             donor = largest[options[i].pool.key]
-            starts = max(1, math.ceil(lacks / options[i].levels[-1].rate - CLOSE))
+            starts = max(1, math.ceil(lacks / max(CLOSE, options[i].levels[-1].rate) - CLOSE))
             return starts * (1 + math.ceil(options[i].stage_devices / donor)) if donor else math.inf
 
         return sorted(mine, key=moves)
@@ -144,22 +148,31 @@ class _State:
         return False
 
     def _can_spare(self, option: Option) -> bool:
-        """Whether its model can do without one of its replicas."""
-        least = self._need[option.model].minimum
-        return self._surplus[option.model] >= option.levels[-1].rate and self._stable[option.model] > least
+        """Whether its model can do without one of its replicas, also while there is an outage."""
+        least, stable = self._need[option.model].minimum, self._stable[option.model]
+        left = [
+            stable - self._away[option.model, at] - (not any(pool.key in outage for pool in option.pools))
+            for at, outage in enumerate(self._problem.outages)
+        ]
+        return self._surplus[option.model] >= option.levels[-1].rate and min([stable - 1, *left]) >= least
 
     def _count(self, i: int, more: int) -> None:
         option = self._problem.options[i]
         self.counts[i] += more
         self._total[option.model] += more
-        self._stable[option.model] += more if self._is_stable[i] else 0
+        if self._is_stable[i]:
+            self._stable[option.model] += more
+            for at, outage in enumerate(self._problem.outages):
+                if any(pool.key in outage for pool in option.pools):
+                    self._away[option.model, at] += more
         rate = more * option.levels[-1].rate
         self._surplus[option.model] += rate if option.phase == "unified" else self._halves.add(option, rate)
 
 
 class _Halves:
-    """What replicas that prefill and those that decode can do together: as much as the fewer of them, in each group of
-    pools that hand over to each other.
+    """What replicas that prefill and those that decode can do together, about: as much as the fewer of them, in each
+    group of pools that are joined by ways, whichever these are. Not each of a group may reach each other one: who is
+    loaded with what is the linear program's to find.
     """
 
     def __init__(self, problem: PlacementProblem) -> None:
@@ -167,7 +180,11 @@ class _Halves:
         for model, *pair in problem.transfers:
             first, second = (self._first(model, pool) for pool in pair)
             self._group[model, first] = second
+        self._ways = problem.transfers
         self._rates: dict[tuple[str, PoolKey, Phase], float] = defaultdict(float)
+        """By group."""
+        self._here: dict[tuple[str, PoolKey, Phase], float] = defaultdict(float)
+        """By pool."""
 
     def _first(self, model: str, pool: PoolKey) -> PoolKey:
         while (other := self._group.get((model, pool), pool)) != pool:
@@ -177,7 +194,7 @@ class _Halves:
     def _sides(self, option: Option) -> tuple[tuple[str, PoolKey, Phase], tuple[str, PoolKey, Phase]]:
         """Its own, and the other."""
         group = self._first(option.model, option.pool.key)
-        other: Phase = "decode" if option.phase == "prefill" else "prefill"
+        other = DECODE if option.phase == PREFILL else PREFILL
         return (option.model, group, option.phase), (option.model, group, other)
 
     def add(self, option: Option, rate: float) -> float:
@@ -185,6 +202,7 @@ class _Halves:
         mine, other = self._sides(option)
         before = min(self._rates[mine], self._rates[other])
         self._rates[mine] += rate
+        self._here[option.model, option.pool.key, option.phase] += rate
         return min(self._rates[mine], self._rates[other]) - before
 
     def is_ahead(self, option: Option) -> bool:
@@ -195,8 +213,15 @@ class _Halves:
         return self._rates[mine] > self._rates[other] + CLOSE
 
     def is_lone(self, option: Option) -> bool:
-        """Whether there is no other side."""
-        return option.phase != "unified" and self._rates[self._sides(option)[1]] <= CLOSE
+        """Whether nothing of the other side is where it hands over to, or gets from."""
+        if option.phase == "unified":
+            return False
+        here, model = option.pool.key, option.model
+        if option.phase == PREFILL:
+            partners = [(model, to, DECODE) for of, at, to in self._ways if (of, at) == (model, here)]
+        else:
+            partners = [(model, at, PREFILL) for of, at, to in self._ways if (of, to) == (model, here)]
+        return all(self._here[partner] <= CLOSE for partner in partners)
 
 
 class FreeDevices:

@@ -43,17 +43,23 @@ class KeptStage:
         """What some models use of each other's shares now, the others no longer have."""
         if self.name == FAIRNESS:
             return self
-        left = (sum(self.shares[model] for model in used) - sum(used.values())) / len(used)
+        left = max(0.0, sum(self.shares[model] for model in used) - sum(used.values())) / len(used)
         return replace(self, shares={**self.shares, **{model: value + left for model, value in used.items()}})
 
     def keep(self, formulation: Formulation) -> None:
         """In a program of all models."""
-        slack = self._with_slack(self.shares) - joined(self.name, self.shares.values())
-        formulation.keep(self.name, self.most + slack)
+        formulation.keep(self.name, self._most_of_all)
 
     def keep_of(self, formulation: Formulation, models: Iterable[str]) -> None:
-        """In a program of some of them."""
-        formulation.keep(self.name, self._with_slack({model: self.shares[model] for model in models}))
+        """In a program of some of them: what all may come to less what the others have, so that no sweep over all
+        models one after another can use the slack more than once.
+        """
+        mine = set(models)
+        others = 0.0 if self.name == FAIRNESS else sum(v for model, v in self.shares.items() if model not in mine)
+        formulation.keep(self.name, self._most_of_all - others)
 
-    def _with_slack(self, shares: Mapping[str, float]) -> float:
-        return joined(self.name, [share + SLACK * max(1.0, share) for share in shares.values()])
+    @property
+    def _most_of_all(self) -> float:
+        shares = self.shares.values()
+        with_slack = joined(self.name, [share + SLACK * max(1.0, share) for share in shares])
+        return self.most + with_slack - joined(self.name, shares)

@@ -50,9 +50,10 @@ class MergedProblem:
             if not runs.isdisjoint(members):
                 by_pool[self.problem.options[i].pool.key].setdefault(i, 0)
         for wanted in by_pool.values():
-            key = (seed, *sorted(wanted.items()))
+            ordered = dict(sorted(wanted.items()))
+            key = (seed, *ordered.items())
             if key not in self._known:
-                self._known[key] = self._of_pool(wanted, runs, seed)
+                self._known[key] = self._of_pool(ordered, runs, seed)
             counts |= self._known[key]
         loads = {}
         for i, load in solution.loads.items():
