@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from fabrictool.cli.interrupts import INTERRUPTED, MESSAGE, HearingInterrupts
+from fabrictool.cli.interrupts import INTERRUPTED, MESSAGE, HearingInterrupts, HoldingInterrupts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ def answered(act: Callable[[], int], *, as_json: bool) -> int:
     """What `act` returns, or the exit code of what it raises, which is said."""
     with HearingInterrupts():
         try:
+            HoldingInterrupts.release()
             return _coded(act, as_json=as_json)
         except KeyboardInterrupt:
             print(f"\n{MESSAGE}", file=sys.stderr)

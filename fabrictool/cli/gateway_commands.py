@@ -38,20 +38,12 @@ def run(
     if (tls_certificate is None) != (tls_key is None):
         raise typer.BadParameter("give --tls-certificate and --tls-key together")
     from fabrictool.cli.alone import AloneGateway
-    from fabrictool.gateway.clienttls import ClientTls
-    from fabrictool.gateway.keys import read_keys
-    from fabrictool.gateway.staticlist import read_registry
 
     host, port = split_address(listen)
-    read_registry(registry)
-    if keys is not None:
-        read_keys(keys)
     tls = (str(tls_certificate), str(tls_key)) if tls_certificate and tls_key else None
-    if tls is not None:
-        ClientTls(*tls)
     AloneGateway(
         str(registry), host, port, str(keys) if keys else None, policy, retries, tls, str(records) if records else None
-    ).become()
+    ).run()
 
 
 def create(

@@ -27,13 +27,12 @@ class HearingInterrupts:
 
     def __enter__(self) -> None:
         self._heard = False
-        if _signal.getsignal(_signal.SIGINT) is not _signal.default_int_handler:
-            return
-        try:
-            _signal.signal(_signal.SIGINT, _pressed)
-        except ValueError:  # not in the main thread, which alone hears signals
-            return
-        self._heard = True
+        if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+            try:
+                _signal.signal(_signal.SIGINT, _pressed)
+                self._heard = True
+            except ValueError:  # not in the main thread, which alone hears signals
+                return
 
     def __exit__(self, *_: object) -> None:
         if self._heard:
@@ -71,6 +70,21 @@ class Interrupts:
         if self.pressed:
             self.pressed = False
             raise KeyboardInterrupt
+
+
+class HoldingInterrupts:
+    """Ctrl-C waits, also for the next program in this process, until that one has it come: `release`."""
+
+    def __enter__(self) -> None:
+        _signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGINT,))
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    @staticmethod
+    def release() -> None:
+        """What waited comes now."""
+        _signal.pthread_sigmask(_signal.SIG_UNBLOCK, (_signal.SIGINT,))
 
 
 def leave(code: int) -> NoReturn:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fabrictool.base.errors import InvalidInputError, Place, Problem
 from fabrictool.gateway.inserting import RecordInsertion
-from fabrictool.gateway.records import LAYOUT, StoreAwayError
+from fabrictool.gateway.records import HOUR_S, LAYOUT, StoreAwayError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -92,6 +92,13 @@ class FileStore:
         """Give back what was taken and not used. Raises StoreAwayError."""
         with self._transaction():
             self._add(-tokens, account, period)
+
+    def has_older(self, fabric: str, before: float) -> bool:
+        """Whether `RecordStore.forget` would find any record. Raises StoreAwayError."""
+        whole = before // HOUR_S * HOUR_S
+        query = "select 1 from fabrictool_requests where fabric = ? and at < ? limit 1"
+        with self._transaction() as connection:
+            return connection.execute(query, (fabric, whole)).fetchone() is not None
 
     def close(self) -> None:
         self._connection.close()

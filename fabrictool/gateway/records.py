@@ -11,7 +11,8 @@ from fabrictool.base.errors import FabrictoolError
 End = Literal["answered", "broken", "cancelled", "refused"]
 """The client had a whole answer; its stream was cut after the head; it went away; the gateway itself said no."""
 
-
+HOUR_S = 3600
+"""Records are summed up by the hour in which they began."""
 LAYOUT = "0003"
 """Of a store of this release: its newest migration."""
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]

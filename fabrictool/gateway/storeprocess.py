@@ -26,7 +26,7 @@ from msgspec.structs import astuple
 
 from fabrictool.base.errors import FabrictoolError, InvalidInputError, Problem
 from fabrictool.gateway.keyrecords import KeyChanges, KeyState, KeyUsage
-from fabrictool.gateway.records import RequestRecord, StoreAwayError
+from fabrictool.gateway.records import HOUR_S, RequestRecord, StoreAwayError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -262,6 +262,7 @@ class _Served:
         self._file: FileStore | None = None
         self._address = ""
         self._decoder = msgspec.json.Decoder(RequestRecord)
+        self._forgot = self._asked_for_keys = False
 
     def answer(self, call: Call) -> Answer:
         try:
@@ -279,9 +280,10 @@ class _Served:
             return Answer(problem=Problem("FT8120", message, hint="see the log", transient=True), away=True)
 
     @property
-    def made_it(self) -> bool:
-        """Whether it holds what it took to make a file's tables, and will not need that again."""
-        return self._store is not None and self._store.made and self._address.startswith("/")
+    def is_laden(self) -> bool:
+        """Whether it holds what it took to make a file's tables or to forget, and will not need that again soon."""
+        seldom = self._store is not None and (self._store.made or self._forgot) and not self._asked_for_keys
+        return seldom and self._address.startswith("/")
 
     def close(self) -> None:
         for store in (self._store, self._file):
@@ -311,7 +313,7 @@ class _Served:
                 records, wrong = self._records(lines)
                 store = self._busy()
                 if records:
-                    store.put([(r.id, fabric, gateway, int(r.at // 3600), *astuple(r)[1:]) for r in records])
+                    store.put([(r.id, fabric, gateway, int(r.at // HOUR_S), *astuple(r)[1:]) for r in records])
                 return Answer(wrong)
             case Take(account, period, wanted, limit):
                 return Answer(self._busy().take(account, period, wanted=wanted, limit=limit))
@@ -319,14 +321,21 @@ class _Served:
                 self._busy().give(account, period, tokens)
                 return Answer()
             case Forget(fabric, before):
+                busy = self._busy()
+                if busy is self._file and not self._file.has_older(fabric, before):
+                    return Answer(0)
+                self._forgot = True
                 return Answer(self._whole().forget(fabric, before))
             case ReadKeys(fabric, since):
+                self._asked_for_keys = True
                 return Answer(keys=self._whole().keys(fabric, since))
             case WriteKeys(fabric, states):
+                self._asked_for_keys = True
                 return Answer(self._whole().write_keys(fabric, states))
             case AddUpKeys(fabric, begin, end):
                 from fabrictool.gateway.sums import key_usage  # noqa: PLC0415 - as `RecordStore`
 
+                self._asked_for_keys = True
                 return Answer(usage=key_usage(self._whole(), fabric, since=begin, until=end))
 
     def _records(self, lines: bytes) -> tuple[list[RequestRecord], int]:
@@ -359,7 +368,7 @@ def serve() -> None:
     with socket.socket(fileno=0) as calls, calls.makefile("rwb") as stream, contextlib.suppress(EOFError, OSError):
         while True:
             _write(stream, served.answer(msgspec.msgpack.decode(_read(stream), type=Call)))
-            if served.made_it:  # by 35 MB of code: another program goes on, with the same socket
+            if served.is_laden:  # by 35 MB of code: another program goes on, with the same socket
                 served.close()
                 os.execv(sys.executable, [sys.executable, "-P", "-m", _NAME, _AGAIN])  # noqa: S606 - it is this one
     served.close()
