@@ -192,7 +192,7 @@ class PlacementSearch:
             self._counts = counts
             return
         program = self._program(name)
-        for nodes in (effort.QUICK, next(iter(self._tries(name)), 1)):
+        for nodes in sorted({effort.QUICK, *[n for n in self._tries(name)[:1] if n > effort.QUICK]}):
             first = self._by_highs(program, name, self._enough(name), nodes, {})
             if first is not None and first.values is not None:  # mostly, and far sooner than SCIP has one
                 self._counts, self._begun_with = program.counts(first), nodes
