@@ -22,6 +22,7 @@ from fabrictool.engines.reference.kv import KvPool
 from fabrictool.engines.reference.model import SequenceRows, Transformer
 from fabrictool.engines.reference.tokenizer import Tokenizer
 from fabrictool.engines.reference.weights import load_weights
+from tests.engines.llama_server import built
 from tests.ports import free_port
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
@@ -195,14 +196,7 @@ def compare_log_probabilities(port, path, cache):
 
 @pytest.mark.extended
 def test_llama_server_through_the_adapter(smollm2_path, smollm2_cache, tmp_path):
-    built = subprocess.run(
-        [Path(__file__).with_name("build_llama_server.sh")],
-        env=os.environ | {"PYTHON": sys.executable},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    program = built.stdout.strip().splitlines()[-1]
+    program = built()
     assert shutil.which(program)
     log = tmp_path / "log"
     launch = launch_of("llama.cpp", smollm2_path, context=1024, max_num_seqs=2, options={"threads": "2"})

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from collections import Counter
 
 import msgspec
 import pytest
@@ -12,6 +13,7 @@ from fabrictool.domain.plan import Placement
 from fabrictool.planner.chosen import SearchOptions, best, forecast_of
 from fabrictool.planner.judged import Lesson, learned_sentences
 from fabrictool.planner.loss_replay import _on_one_node
+from fabrictool.planner.problem import replica_key
 from fabrictool.planner.replay import replay
 from fabrictool.planner.situation import Situation
 from fabrictool.planner.weights import planned_rates
@@ -52,6 +54,42 @@ def test_the_rest_is_played_with_the_whole_demand(tmp_path, kind):
     assert after.slo == "meets"
     assert model.survival.worst == ""
     assert after.without in loss_lines(model)[0]
+    assert complaints(model) == []
+
+
+@pytest.mark.parametrize("kind", ["node", "site"])
+def test_pairs_are_played_without_the_halves_that_are_gone(tmp_path, monkeypatch, kind):
+    """Who is left reads and answers, and there is nobody who could only do one of both; no site leaves less."""
+    seen = []
+
+    def recorded(blueprint, inventory, placement, rates, seed, only=None):
+        seen.append((placement, only))
+        return replay(blueprint, inventory, placement, rates, seed, only)
+
+    monkeypatch.setattr("fabrictool.planner.loss_replay.replay", recorded)
+    wish = WISH.format(kind=kind) + "\nphases: split"
+    there = situation(tmp_path, wish, old="objective: [cost]", new="objective: [slo, cost]")
+    chosen = best(there, SearchOptions(work_s=5.0))
+    (model,) = (m for m in forecast_of(chosen, "CHF").models if m.model == "m")
+    mine = [replica for replica in chosen.placement.replicas if replica.model == "m"]
+    assert {replica.phase for replica in mine} == {"prefill", "decode"}
+    rest = next(its.replicas for its, only in reversed(seen) if only == ["m"])
+    gone = Counter(r.phase for r in mine) - Counter(r.phase for r in rest)
+    assert gone, "something is lost"
+    lost = [replica for replica in mine if replica not in rest]
+    if kind == "site":
+        assert len({replica.site for replica in lost}) == 1
+        assert {replica.site for replica in lost}.isdisjoint({replica.site for replica in rest})
+    else:
+        assert len({replica.cluster for replica in lost}) == 1
+        assert sum(replica.tp for replica in lost) <= 8, "of one node"
+    for site in {replica.site for replica in rest}:  # between sites there is no link
+        assert {replica.phase for replica in rest if replica.site == site} == {"prefill", "decode"}
+    after = chosen.after["m"]
+    for phase in ("prefill", "decode"):
+        taken = sum(after.rates[replica_key(replica)] for replica in rest if replica.phase == phase)
+        assert taken == pytest.approx(200.0), "each half takes the whole demand"
+    assert model.survival.replay.slo == "meets"
     assert complaints(model) == []
 
 
