@@ -16,6 +16,7 @@ from fabrictool.catalog import accelerators, engines
 from fabrictool.planner.columns import Columns
 from fabrictool.planner.limits import beside, limits_of
 from fabrictool.planner.lost_together import may_share_a_node
+from fabrictool.planner.other_end import OtherEnd
 from fabrictool.planner.problem import GroupDemand, ModelNeed, Option, PlacementProblem, Pool, unit_key
 from fabrictool.planner.variants import VariantColumns
 from fabrictool.simulator.demanded import demand_of
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from fabrictool.domain.plan import ReplicaPlacement
     from fabrictool.planner.problem import OptionKey, PoolKey, Transfer
     from fabrictool.simulator.capacity import MeanWorkload
+
+
+MANY = 150
+"""Models times partitions from which on another process makes a part of the tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +95,20 @@ def build_problem(
             },
             wanted.steps_down,
         )
-        everywhere = columns[name].everywhere()
-        mine = [option for option in everywhere if option.pool.key not in unseen_pools or option.key in there]
-        options += mine
-        need = _need(name, wanted, demands[name], mine, there, unknown)
-        groups, parts = _groups(blueprint, wanted), _parts(blueprint, wanted)
-        needs.append(replace(need, survive=wanted.survive, groups=groups, parts=parts))
     if complaints:
         raise InvalidInputError(complaints)
+    all_columns = list(columns.values())
+    many = len(all_columns) * len(considered) >= MANY
+    with OtherEnd(all_columns, VariantColumns.tables, wanted=many) as other_end:
+        for at, (name, its) in enumerate(columns.items()):
+            its.learn(other_end.done(at) or {})
+            wanted = blueprint.models[name]
+            everywhere = its.everywhere()
+            mine = [option for option in everywhere if option.pool.key not in unseen_pools or option.key in there]
+            options += mine
+            need = _need(name, wanted, demands[name], mine, there, unknown)
+            groups, parts = _groups(blueprint, wanted), _parts(blueprint, wanted)
+            needs.append(replace(need, survive=wanted.survive, groups=groups, parts=parts))
     options.sort(key=lambda option: option.key)
     known = {option.key for option in options}
     stray = [replica for replica, kind in zip(unseen, kinds, strict=True) if kind not in known]
@@ -149,7 +160,12 @@ def _unknown(thing: str, wanted: Model) -> Complaint:
 
 def _tables_digest(options: Sequence[Option]) -> str:
     """Of all that the solver reads off the columns."""
-    levels = [[[*map(tidy, (v.rate, v.in_system)), v.attains, v.excess] for v in o.levels] for o in options]
+    # Equal partitions have the same levels, not only equal ones.
+    known = {id(o.levels): o.levels for o in options}
+    tidied = {
+        at: [[*map(tidy, (v.rate, v.in_system)), v.attains, v.excess] for v in levels] for at, levels in known.items()
+    }
+    levels = [tidied[id(option.levels)] for option in options]
     ranks = [[option.steps_down] if option.variant else [] for option in options]
     return digest(
         [

@@ -108,6 +108,16 @@ class Columns:
                 yield from single
                 yield from self._merging(pool, phase, {option.tp: option for option in single if option.pp == 1})
 
+    def tables(self) -> dict[object, Figures | None]:
+        """Of all columns on its pools but mixed pipelines and engines that merge, for `learn`."""
+        for _ in self.everywhere():
+            pass
+        return self._tables
+
+    def learn(self, tables: Mapping[object, Figures | None]) -> None:
+        """Takes what `tables` of equal columns gave."""
+        self._tables.update(tables)
+
     def _single(self, pool: Pool, phase: Phase) -> Iterator[Option]:
         """Of replicas that are a single engine."""
         if self._wanted.parallelism.pp is not None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.blueprint import Blueprint, Model
     from fabrictool.domain.evidence import Evidence
     from fabrictool.domain.specs import Phase
-    from fabrictool.planner.columns import Columns
+    from fabrictool.planner.columns import Columns, Figures
     from fabrictool.planner.problem import Option, Pool
 
 
@@ -36,6 +36,14 @@ class VariantColumns:
         """All columns but mixed pipelines."""
         for name, columns in self.by_name.items():
             yield from (self._named(option, name) for option in columns.everywhere())
+
+    def tables(self) -> dict[str, dict[object, Figures | None]]:
+        """By variant; see `Columns`."""
+        return {name: columns.tables() for name, columns in self.by_name.items()}
+
+    def learn(self, tables: Mapping[str, Mapping[object, Figures | None]]) -> None:
+        for name, its in tables.items():
+            self.by_name[name].learn(its)
 
     def mixed(self, stages: Sequence[tuple[Pool, int]], phase: Phase) -> Option | None:
         """A pipeline of unlike stages, in the first variant that fits them."""
