@@ -39,6 +39,7 @@ from fabrictool.gateway.openai import (
     error_response,
     no_such_key,
     not_allowed,
+    nothing_at,
     peek,
     renamed,
 )
@@ -320,13 +321,17 @@ class GatewayServer(Handler):
         if not reads and not (request.method == "POST" and path in MODEL_PATHS):
             if path in MODEL_PATHS or path.startswith(("/v1/models", "/status", "/metrics", "/health")):
                 return not_allowed(request.method, path, "POST" if path in MODEL_PATHS else "GET, HEAD")
-            return error_response(404, "FT8107", f"there is nothing at {path}")
+            return nothing_at(path)
         if request.head_octets > TEXT_CHARACTERS:
             for name, value in request.fields.items():
                 if len(value) > TEXT_CHARACTERS and name in PASSED_HEADERS:
                     text = f"the header {name} is over {TEXT_CHARACTERS} octets"
                     return error_response(431, "FT8108", text, path=path)
         return None
+
+    def refused(self, status: int) -> None:
+        """Counted, and not recorded: anybody can send such requests."""
+        self._metrics.refused(status)
 
     def new_id(self) -> str:
         """Unique among all gateways."""
@@ -365,9 +370,9 @@ class GatewayServer(Handler):
             models = models_for(consumer, self.directory, self._rules, self.waking, self._born)
             name = model_in(path, self._rules)
             return model_answer(name, models, may_come=trust.sees(group, name) and self._may_come(name))
-        if path in MODEL_PATHS:
-            return not_allowed("GET", path, "POST")
-        return error_response(404, "FT8107", f"there is nothing at {path}")
+        wrong = not_allowed("GET", path, "POST") if path in MODEL_PATHS else nothing_at(path)
+        self._metrics.refused(wrong.status)
+        return wrong
 
     def _may_come(self, model: str) -> bool:
         return self.directory.may_come(model, self._clock.monotonic())

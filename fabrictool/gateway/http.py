@@ -105,6 +105,9 @@ class Handler:
         """Called when a head is whole, before the body: the refusal, or None; notes the consumer in the request."""
         raise NotImplementedError
 
+    def refused(self, status: int) -> None:
+        """Called for each request that was not admitted, or could not be read."""
+
     def handle(self, request: ClientRequest, connection: ClientConnection) -> GatewayResponse | Answering:
         """Called once for each admitted request; an exchange is not started yet."""
         raise NotImplementedError
@@ -332,6 +335,7 @@ class ClientConnection:
             else:  # the body will not come, or nobody can tell whether it does
                 self._broken, self._current = True, request
                 self.request_id = self._handler.new_id()
+                self._handler.refused(request.refusal.status)
                 self.answer(request.refusal)
 
     def on_body(self, data: bytes) -> None:
@@ -366,6 +370,8 @@ class ClientConnection:
             given = request.header("x-request-id")
             self.request_id = given if given and _usable_id(given) else self._handler.new_id()
             try:
+                if request.refusal is not None:
+                    self._handler.refused(request.refusal.status)
                 self._answer_by(request.refusal or self._handler.handle(request, self))
             except Exception:  # noqa: BLE001 - as in `proceed`
                 self._fail()
@@ -456,6 +462,7 @@ class ClientConnection:
             return
         self._broken = True
         self._waiting.clear()
+        self._handler.refused(status)
         if self._current is None:
             self.request_id = self.request_id or self._handler.new_id()
             path = self.receiving.target.partition("?")[0]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 WAITING_MAX: Final = 1024
 """Requests that are counted in the series together."""
+SERVER_ERROR: Final = 500
 KEPT: Final = 512
 """Latencies kept per model for the status page's percentiles."""
 _TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -150,6 +151,12 @@ class GatewayMetrics:
         if len(self._waiting) >= WAITING_MAX:
             self.fold()
 
+    def refused(self, status: int) -> None:
+        """A request that was not read to its end, or has no key: of no model."""
+        self._requests.labels("", "", str(status)).inc()
+        self.requests += 1
+        self.failures += status >= SERVER_ERROR
+
     def retried(self, reason: str) -> None:
         self._retries.labels(reason).inc()
         self.retries += 1
@@ -216,7 +223,7 @@ class GatewayMetrics:
                 tally = tallies[model, provider, status] = _Tally()
             cancelled = end == "cancelled"
             tally.answers += not cancelled
-            tally.failures += end == "broken" or (status >= 500 and not cancelled)
+            tally.failures += end == "broken" or (status >= SERVER_ERROR and not cancelled)
             if record.counted:
                 tally.counted = True
                 tally.cached += record.cached_tokens

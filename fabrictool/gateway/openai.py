@@ -240,6 +240,10 @@ def not_allowed(method: str, path: str, allowed: str) -> GatewayResponse:
     return error_response(405, "FT8107", f"{method} is not allowed on {path}", headers=(("allow", allowed),), path=path)
 
 
+def nothing_at(path: str) -> GatewayResponse:
+    return error_response(404, "FT8107", f"there is nothing at {path}")
+
+
 def no_such_key(keyring: Keyring, authorization: str, path: str, *, expired: bool) -> GatewayResponse:
     """What is said to a key that is none, none any more, or not known yet."""
     more = keyring.more

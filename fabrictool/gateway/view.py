@@ -58,12 +58,15 @@ def model_row(
 
 
 def as_tenant(status: GatewayStatus, may_use: Callable[[str, str], bool]) -> GatewayStatus:
-    """What a tenant may know of it: the models that it may use, and who serves them. `may_use` of (provider, model)."""
+    """What a tenant may know of it: the models that it may use, and who serves them. `may_use` of (provider, model).
+
+    A model's figures are of all who may use it; nothing is said of the mesh, nor of what moves between sites.
+    """
     nodes = []
     for node in status.nodes:
         services = [msgspec.structs.replace(s, note="") for s in node.services if may_use(node.provider, s.model)]
         if services:
-            nodes.append(msgspec.structs.replace(node, services=services))
+            nodes.append(msgspec.structs.replace(node, services=services, free=[], certificate_ends_at=None))
     models = []
     for row in status.models:
         providers = [provider for provider in row.providers if may_use(provider, row.model)]
@@ -75,7 +78,17 @@ def as_tenant(status: GatewayStatus, may_use: Callable[[str, str], bool]) -> Gat
         in_flight=sum(row.in_flight for row in models),
         tokens=sum(row.tokens for row in models),
     )
-    return msgspec.structs.replace(status, nodes=nodes, models=models, totals=totals, events=[])
+    return msgspec.structs.replace(
+        status,
+        nodes=nodes,
+        models=models,
+        totals=totals,
+        mesh="",
+        registry_records=0,
+        registry_root="",
+        handed=[],
+        events=[],
+    )
 
 
 def mesh_rows(

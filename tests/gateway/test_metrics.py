@@ -1,5 +1,6 @@
 """The series that a gateway has, those that its reference lists, and those that the dashboard draws are the same."""
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -63,3 +64,28 @@ async def test_replicas_are_told_of_while_they_are_there(bed):
     after = {entry.name: entry for entry in text_string_to_metric_families(bed.gateway.exposition().decode())}
     assert not after["fabric_replica_inflight"].samples
     assert not after["fabric_candidates"].samples
+
+
+@pytest.mark.asyncio
+async def test_what_is_refused_at_once_is_counted_by_its_status(bed):
+    """Who tries keys is seen, and so is who speaks no HTTP."""
+    key = {"authorization": f"Bearer {bed.KEY}"}
+    async with aiohttp.ClientSession() as http:
+        for method, path, headers in (
+            ("POST", "/v1/chat/completions", {}),
+            ("POST", "/v1/chat/completions", {"authorization": "Bearer guessed"}),
+            ("GET", "/nothing", key),
+            ("POST", "/nothing", key),
+            ("GET", "/v1/chat/completions", key),
+            ("DELETE", "/v1/models", key),
+        ):
+            async with http.request(method, bed.url + path, headers=headers, json={}) as answer:
+                await answer.read()
+    reader, writer = await asyncio.open_connection("127.0.0.1", bed.port)
+    writer.write(b"nonsense\r\n\r\n")
+    await reader.read()
+    writer.close()
+    series = {f.name: f for f in text_string_to_metric_families(bed.gateway.exposition().decode())}
+    counted = {s.labels["code"]: s.value for s in series["fabric_requests"].samples if s.name.endswith("_total")}
+    assert counted == {"401": 2, "404": 2, "405": 2, "400": 1}
+    assert bed.gateway.status().totals.requests == 7

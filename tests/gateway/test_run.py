@@ -24,7 +24,7 @@ from fabrictool.gateway.tails import OF_A_SESSION_KEPT, SESSIONS_KEPT, Tails
 from fabrictool.gateway.view import as_tenant
 from fabrictool.mesh.records import Lifecycle, NodeBody, ServiceBody
 from fabrictool.mesh.transport.node import MeshNode
-from fabrictool.status.documents import Event, GatewayStatus, ModelRow, NodeRow, ServiceRow, Totals
+from fabrictool.status.documents import Event, GatewayStatus, HandedRow, ModelRow, NodeRow, ServiceRow, Totals
 from tests.gateway.conftest import until
 from tests.mesh.conftest import Federation
 
@@ -110,7 +110,7 @@ async def test_what_a_tenant_may_know_of_the_status():
         services = [service_row(f"{model}/0", model) for model in models]
         return NodeRow(
             session="00", role="agent", provider=provider, site="s", cluster="c", node="n", lifecycle="SERVING",
-            connected=True, services=services,
+            connected=True, services=services, free=[1], certificate_ends_at=1.0,
         )  # fmt: skip
 
     def model(name, requests, *providers):
@@ -120,17 +120,20 @@ async def test_what_a_tenant_may_know_of_the_status():
         )  # fmt: skip
 
     status = GatewayStatus(
-        release="1", at=0.0, started_at=0.0, fabric="t", session="", listen="", mesh="", policy="",
+        release="1", at=0.0, started_at=0.0, fabric="t", session="05", listen="l:1", mesh="m:1", policy="",
         nodes=[node("alpha", "open", "secret"), node("beta", "open")],
         models=[model("open", 3, "alpha", "beta"), model("secret", 5, "alpha")],
-        totals=Totals(requests=8, tokens=80), registry_records=0, registry_root="",
+        totals=Totals(requests=8, tokens=80), registry_records=7, registry_root="ab",
+        handed=[HandedRow(model="secret", sender="s", receiver="t", prompts=1, tokens=2, octets=3)],
         events=[Event(at=0.0, kind="evicted", subject="x")],
     )  # fmt: skip
     seen = as_tenant(status, lambda provider, model: (provider, model) == ("alpha", "open"))
     assert [(n.provider, [(s.model, s.note) for s in n.services]) for n in seen.nodes] == [("alpha", [("open", "")])]
     assert [(m.model, m.providers, m.planned, m.missing) for m in seen.models] == [("open", ["alpha"], None, [])]
     assert (seen.totals.requests, seen.totals.tokens) == (3, 30)
-    assert seen.events == []
+    assert (seen.events, seen.handed, seen.mesh) == ([], [], "")
+    assert (seen.registry_records, seen.registry_root) == (0, "")
+    assert [(n.free, n.certificate_ends_at) for n in seen.nodes] == [([], None)]
 
 
 async def test_the_fleet_is_shown_on_loopback_and_to_no_client(tmp_path):
