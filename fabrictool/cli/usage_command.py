@@ -92,7 +92,7 @@ def usage(
         lines = [[*(cell or "–" for cell in group), *_cells(row)] for group, row in zip(shown, rows, strict=True)]
         data(table(heads, lines))
         if uncounted := sum(row.uncounted for row in rows):
-            say(f"{uncounted} answers broke off: their tokens are what passed, and nothing of their prompts")
+            say(f"{uncounted} answers broke off: their tokens are what passed, and an estimate of their prompts")
     return 0
 
 

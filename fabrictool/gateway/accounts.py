@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import msgspec
 
 from fabrictool.base.errors import FabrictoolError
+from fabrictool.gateway.density import OCTETS_A_TOKEN
 from fabrictool.gateway.openai import GatewayResponse, error_response
 from fabrictool.routing.allowances import Allowance, Purse
 
@@ -39,8 +40,6 @@ IDLE_S: Final = 60.0
 """A purse that nobody has used for so long is given back: another gateway's clients may want it."""
 TEMPLATE_TOKENS: Final = 1024
 """Of what an engine puts around a prompt by itself, such as a default system message and the frame of tools."""
-OCTETS_A_TOKEN: Final = 3
-"""Of a prompt whose engine did not say how many tokens it had; most text has four and more."""
 _MEDIA: Final = re.compile(rb'"(?:image(?:_url)?|input_(?:image|audio|file)|audio_url|video_url|file)"')
 """Their tokens are not bounded by the octets that name them."""
 _ESCAPES: Final = re.compile(rb"\\u00(?:5[fF]|[46][1-9a-fA-F]|[57][0-9aA])")
@@ -107,7 +106,7 @@ class Ticket:
             return 0
         if record.end == "answered" and self.purse is not None:
             return self.most
-        estimated = (record.prompt_tokens or self.octets // OCTETS_A_TOKEN) + record.completion_tokens
+        estimated = max(record.prompt_tokens, self.octets // OCTETS_A_TOKEN) + record.completion_tokens
         return estimated if self.purse is None else min(estimated, self.most)
 
 

@@ -610,7 +610,7 @@ class Exchange(AnswerListener):
         tpot = None
         if self._event_stream and tokens > 1 and status == 200:
             tpot = (now - (self._first_token or self._first_byte or now)) / (tokens - 1)
-        prompt_tokens = max(0, usage.prompt - self._former_tokens)  # what was said is counted as an answer
+        prompt_tokens = self._prompt_tokens(status, end)
         prefix_tokens = int(prompt_tokens * asked.prefix_share) // BLOCK_TOKENS * BLOCK_TOKENS
         record = RequestRecord(  # by the order of its fields: by their names it takes twice as long
             asked.id,
@@ -651,6 +651,17 @@ class Exchange(AnswerListener):
         if self._ticket is not None:
             self._ticket.settle(record)
         self._finished(record)
+
+    def _prompt_tokens(self, status: int, end: End) -> int:
+        """As the engine says; of a stream that began and did not come to its end, about."""
+        asked, usage, density = self._request, self._usage, self._metrics.density
+        read = usage.prompt
+        if usage.counted:
+            if end == "answered" and not self._former_tokens:
+                density.learn(asked.model, len(asked.body), read)
+        elif end != "answered" and self._first_byte is not None and status == 200 and self._target is not None:
+            read = density.tokens(asked.model, len(asked.body), self._target.context)
+        return max(0, read - self._former_tokens)  # what was said is counted as an answer
 
     def _outcome(self, record: RequestRecord) -> RequestOutcome:
         """As routing is told it."""

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from fabrictool.gateway.density import TokenDensity
 from fabrictool.gateway.patience import Patience
 from fabrictool.status.documents import Totals
 
@@ -129,6 +130,7 @@ class GatewayMetrics:
         self._waiting_for_slots = Gauge("fabric_waiting", "Requests that wait for a slot", ["priority"], registry=own)
         self.models: dict[str, ModelFigures] = {}
         self.patience = Patience()
+        self.density = TokenDensity()
         self.in_flight = 0
         self.requests = 0
         self.failures = 0

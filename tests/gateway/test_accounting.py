@@ -1,6 +1,7 @@
 """What the store adds up to is what the engines counted, whatever happens to engines, clients and the database."""
 
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -32,11 +33,13 @@ SUMS = select(func.count(), func.sum(REQUESTS.c.prompt_tokens), func.sum(REQUEST
 
 
 class CountingEngine:
-    """Answers, refuses and dies by lot, and counts the tokens that it gave away."""
+    """Answers, refuses and dies by lot, and counts the tokens that it read and gave away, as a real one does: a prompt
+    is read before the first token, whatever becomes of the rest.
+    """
 
     def __init__(self, draws):
         self.draws = draws
-        self.prompt = self.completion = 0
+        self.prompt = self.completion = self.said = 0
 
     async def start(self):
         app = web.Application()
@@ -54,9 +57,10 @@ class CountingEngine:
         if lot < 0.3:
             request.transport.abort()
             return web.Response()
-        prompt, completion = self.draws.randint(1, 999), self.draws.randint(2, 9)
+        prompt, completion = len(await request.read()) // 4 + self.draws.randint(0, 18), self.draws.randint(2, 9)
+        self.prompt += prompt
         if not body.get("stream"):
-            self.prompt, self.completion = self.prompt + prompt, self.completion + completion
+            self.said, self.completion = self.said + prompt, self.completion + completion
             return web.json_response({"usage": {"prompt_tokens": prompt, "completion_tokens": completion}})
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
@@ -67,7 +71,7 @@ class CountingEngine:
             self.completion += 1
         if not whole:
             await asyncio.sleep(60)
-        self.prompt += prompt
+        self.said += prompt
         usage = {"prompt_tokens": prompt, "completion_tokens": completion}
         await response.write(b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\n")
         await response.write(b"data: [DONE]\n\n")
@@ -79,9 +83,10 @@ def spool_octets(bed):
     return float(line.split()[1])
 
 
-async def ask(bed, http, stream):
+async def ask(bed, http, stream, number):
     """A client that goes when it is told to, so that nothing is on its way then."""
-    body = {"model": "m", "messages": [], "stream": stream}
+    text = "word " * random.Random(asked := next(number)).randint(100, 900)
+    body = {"model": "m", "messages": [{"role": "user", "content": f"{asked} {text}"}], "stream": stream}
     async with http.post(bed.url + "/v1/chat/completions", json=body) as answer:
         read = b""
         while chunk := await answer.content.readany():
@@ -92,7 +97,7 @@ async def ask(bed, http, stream):
 
 
 async def test_sums_are_the_engines_under_churn_cancels_and_the_loss_of_the_database(make_bed, postgres, tmp_path):
-    draws = random.Random(11)
+    draws, number = random.Random(11), itertools.count()
     engines = [CountingEngine(draws) for _ in range(4)]
     nodes = [StaticNode(await engine.start(), ["m"], f"p{n}") for n, engine in enumerate(engines)]
     bed = await make_bed().start(nodes=nodes)
@@ -111,7 +116,7 @@ async def test_sums_are_the_engines_under_churn_cancels_and_the_loss_of_the_data
                 await asyncio.to_thread(postgres.kill)
             if turn == 4:
                 await asyncio.to_thread(postgres.start)
-            await asyncio.gather(*(ask(bed, http, stream=n % 3 > 0) for n in range(40)))
+            await asyncio.gather(*(ask(bed, http, n % 3 > 0, number) for n in range(40)))
             await until(lambda turn=turn: len(ended) == 40 * (turn + 1))
             if turn == 3:
                 assert spool_octets(bed) > 40 * 100, "the records of two turns wait"
@@ -124,9 +129,14 @@ async def test_sums_are_the_engines_under_churn_cancels_and_the_loss_of_the_data
     assert {record.end for record in ended} >= {"answered", "cancelled"}
     assert spool.lost == 0
     store = RecordStore(postgres.url, read_only=True)
-    sums = store.read(SUMS)
+    ((requests, prompt, completion),) = store.read(SUMS)
+    ((_, said, _),) = store.read(SUMS.where(REQUESTS.c.counted))
     store.close()
-    assert sums == [(240, sum(engine.prompt for engine in engines), sum(engine.completion for engine in engines))]
+    assert (requests, completion) == (240, sum(engine.completion for engine in engines))
+    assert said == sum(engine.said for engine in engines)
+    read = sum(engine.prompt for engine in engines)
+    assert said < 0.9 * read, "of those that were given up no engine says what it read"
+    assert prompt == pytest.approx(read, rel=0.02)
 
 
 @pytest.mark.parametrize("allowed", [False, True])
