@@ -1,5 +1,6 @@
 """What a plan says is so: each sentence is computed from what it claims."""
 
+import re
 from dataclasses import replace
 
 import msgspec
@@ -12,6 +13,8 @@ from fabrictool.planner.chosen import _last
 from fabrictool.planner.explaining import alternatives
 from fabrictool.planner.explaining.alternatives import Unused, alternative_sentences
 from fabrictool.planner.explaining.explain import reasons
+from fabrictool.planner.explaining.whynot import answers
+from fabrictool.planner.explaining.wording import first_difference
 from fabrictool.planner.infeasible import explain_infeasible
 from fabrictool.planner.problem import ModelNeed
 from fabrictool.planner.solvers import cp
@@ -100,6 +103,37 @@ def test_as_good_is_said_only_of_what_whole_replicas_make_as_good(monkeypatch):
     monkeypatch.setattr(alternatives, "nearest_unused", lambda *_: {"m": Unused(other, "", 0.0)})
     first = next(iter(alternative_sentences(instance, solution, "CHF", 0)))
     assert "would mean 3 CHF/h more cost" in first
+
+
+def two_places(rate=0.5):
+    cheap, dear = pool("cheap", nodes=3, price=1), pool("dear", nodes=3, price=4)
+    return problem([ModelNeed("m", rate, 1, 3)], [option("m", p) for p in (cheap, dear)], [cheap, dear],
+                   objective=("slo", "cost"))  # fmt: skip
+
+
+def with_value(solution, stage, value):
+    stages = (replace(s, objective=value) if s.name == stage else s for s in solution.stages)
+    return replace(solution, stages=tuple(stages))
+
+
+def test_what_the_search_missed_is_told_as_better_and_not_as_less_than_nothing():
+    instance = two_places()
+    missed = with_value(solved(instance), "cost", 9.0)  # as of a search that ended too soon
+    for sentence in (
+        *alternative_sentences(instance, missed, "CHF", 0),
+        *answers(instance, missed, "m@dear", "CHF", 0),
+    ):
+        assert not re.search(r"-[0-9.e-]+ (?!on )", sentence), sentence
+    assert any("better than what the search ended with: 5 CHF/h less cost" in s for s in
+               answers(instance, missed, "m@dear", "CHF", 0))  # fmt: skip
+
+
+def test_the_dust_of_a_large_demand_is_no_difference():
+    instance = two_places()
+    many = replace(instance, needs=(replace(instance.needs[0], rate=500.0),))
+    before = {"served": 0.0, "slo": 40.0, "cost": 3.0}
+    assert first_difference(many, before, before | {"slo": 40.0 - 6e-4}, ["served", "slo", "cost"]) is None
+    assert first_difference(many, before, before | {"slo": 39.9}, ["served", "slo"]) == ("slo", pytest.approx(-0.1))
 
 
 def test_cp_calls_optimal_only_what_its_bound_reaches(monkeypatch):

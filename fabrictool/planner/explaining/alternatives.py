@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
+from fabrictool.planner.explaining.wording import compared, first_difference, more
 from fabrictool.planner.formulation import INFINITY, Formulation
 from fabrictool.planner.stages import (
-    NOUNS,
     TIE_BREAK,
     TOLERANCE,
-    amount,
-    first_change,
     in_order,
     stage_names,
     tolerance,
@@ -123,7 +121,7 @@ def alternative_sentences(problem: PlacementProblem, solution: Solution, currenc
     for model, unused in nearest_unused(problem, solution, seed).items():
         there = where(problem.options[unused.option])
         if unused.stage:
-            worse = f"{amount(unused.stage, unused.worse, currency)} more {NOUNS[unused.stage]}"
+            worse = more(unused.stage, unused.worse, currency)
             what = "each request/s" if rate[model] else "a replica"
             yield f"{model}: not on {there}: {what} there would mean {worse} (marginal, by the relaxation)"
         else:
@@ -132,15 +130,14 @@ def alternative_sentences(problem: PlacementProblem, solution: Solution, currenc
     if second is not None:
         counts, values = second
         names = [*user_stages(problem), "moves", "replicas"]
-        change = first_change(values_of(solution), values, names)
-        loss = "as good" if change is None else f"{amount(change[0], change[1], currency)} more {NOUNS[change[0]]}"
+        loss = compared(first_difference(problem, values_of(solution), values, names), currency)
         yield f"second best: {_differences(problem, solution.counts, counts)}: {loss}"
 
 
 def _instead(problem: PlacementProblem, solution: Solution, option: int, currency: str, seed: int) -> str:
     """What one replica there would cost, in whole replicas where that can be found out soon."""
     if len(problem.options) > FEW:
-        return "equally good by the LP bound; whole replicas can cost more"
+        return "as good by the LP bound; whole replicas can cost more"
     return with_one_of(problem, solution, [option], currency, seed)[0]
 
 
@@ -159,10 +156,9 @@ def with_one_of(
         return "the rules leave no room for a replica there", None
     counts = there.counts(result[1])
     chosen = next((option for option in options if counts.get(option)), None)
-    change = first_change(values_of(solution), result[0], names)
-    if change is None:
-        return "equally good", chosen
-    return f"a replica there would mean {amount(change[0], change[1], currency)} more {NOUNS[change[0]]}", chosen
+    change = first_difference(problem, values_of(solution), result[0], names)
+    worse = change is not None and change[1] > 0
+    return f"{'a replica there would mean ' if worse else ''}{compared(change, currency)}", chosen
 
 
 def _differences(problem: PlacementProblem, chosen: Mapping[int, int], other: Mapping[int, int]) -> str:

@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
+from fabrictool.planner.explaining.wording import first_difference, told
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.problem import ResourceLimit
 from fabrictool.planner.situation import with_model
 from fabrictool.planner.solvers.exact import SMALL, ExactSolver
-from fabrictool.planner.stages import NOUNS, TIDYING, amount, first_change, in_order, proved, user_stages, values_of
+from fabrictool.planner.stages import NOUNS, TIDYING, in_order, proved, user_stages, values_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -134,7 +135,7 @@ def price_rules(situation: Situation, problem: PlacementProblem, solution: Solut
         if after is None:
             relaxed = relaxed or _relaxed(problem, seed)
             before, after = relaxed, _relaxed(without, seed)
-        change = first_change(before, after, names)
+        change = first_difference(problem, before, after, names)
         stage, gain = (change[0], -change[1]) if change is not None and change[1] < 0 else ("", 0.0)
         yield RulePrice(rule, stage, gain, exact is not None)
 
@@ -153,7 +154,7 @@ def rule_sentences(
     for price in price_rules(situation, problem, solution, seed):
         rule, how = price.rule, "solved again" if price.exact else "by the relaxation"
         if price.stage:
-            gain = amount(price.stage, price.gain, currency)
+            gain = told(price.stage, price.gain, currency)
             whose = f"{rule.model}: " if rule.model else ""
             yield f"{whose}without {rule.words} {NOUNS[price.stage]} would fall by {gain} ({how})"
         else:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import UsageError
 from fabrictool.planner.explaining.alternatives import FEW, with_one_of
+from fabrictool.planner.explaining.wording import more
 from fabrictool.planner.formulation import Formulation
-from fabrictool.planner.stages import NOUNS, TIE_BREAK, TOLERANCE, amount, number, stage_names, tolerance, where
+from fabrictool.planner.stages import TIE_BREAK, TOLERANCE, number, stage_names, tolerance, where
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -107,7 +108,7 @@ def _distance(problem: PlacementProblem, i: int, currency: str, seed: int) -> st
             break
         distance = relaxed.distance(answer, i)
         if distance > TOLERANCE:
-            worse = f"{amount(name, distance, currency)} more {NOUNS[name]}"
+            worse = more(name, distance, currency)
             return f"each request/s there would mean {worse} (marginal, by the relaxation)"
         relaxed.keep(name, answer.objective + tolerance(name, answer.objective))
     return "by the relaxation it would do as well; whole replicas can cost more"
