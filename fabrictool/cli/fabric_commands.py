@@ -240,7 +240,7 @@ def plan(
     if by_clock and len(source.blueprint.models) * len(source.inventory.clusters) > LIKELY_LARGE:
         prepare()  # while tables are made
     watch = SolverWatch(found_by, clock if by_clock else None)
-    progress = search_progress() if bundle is None else None
+    progress = search_progress(source.inventory) if bundle is None else None
     options = PlanOptions(
         seed,
         limit.work_s if by_clock else limit.as_work_s,

@@ -14,7 +14,7 @@ from fabrictool.planner.explaining import alternatives
 from fabrictool.planner.explaining.alternatives import Unused, alternative_sentences
 from fabrictool.planner.explaining.explain import reasons
 from fabrictool.planner.explaining.whynot import answers
-from fabrictool.planner.explaining.wording import first_difference
+from fabrictool.planner.explaining.wording import first_difference, more, valued
 from fabrictool.planner.infeasible import explain_infeasible
 from fabrictool.planner.problem import ModelNeed
 from fabrictool.planner.solvers import cp
@@ -134,6 +134,25 @@ def test_the_dust_of_a_large_demand_is_no_difference():
     before = {"served": 0.0, "slo": 40.0, "cost": 3.0}
     assert first_difference(many, before, before | {"slo": 40.0 - 6e-4}, ["served", "slo", "cost"]) is None
     assert first_difference(many, before, before | {"slo": 39.9}, ["served", "slo"]) == ("slo", pytest.approx(-0.1))
+
+
+def test_every_stage_that_a_search_reports_has_its_unit():
+    texts = {name: valued(name, value, "CHF") for name, value in
+             (("cost", 470.5), ("energy", 103000.0), ("latency", 6640.96), ("excess", 0.25), ("slo", 0.0),
+              ("fairness", 0.125), ("moves", 1.0), ("replicas", 12.0), ("carbon", 12.0))}  # fmt: skip
+    assert texts == {
+        "cost": "cost 470.5 CHF/h",
+        "energy": "power 103,000 W",
+        "latency": "6,641 requests in the system",
+        "excess": "load times its distance from the SLO 0.25 req/s",
+        "slo": "load that misses the SLO 0 req/s",
+        "fairness": "the largest share that a model or group lacks 12.5%",
+        "moves": "1 replica started or stopped",
+        "replicas": "12 replicas in all",
+        "carbon": "carbon 12 g CO2e/h",
+    }
+    assert more("latency", -2.5, "") == "2.5 fewer requests in the system"
+    assert more("excess", 0.5, "") == "0.5 req/s more load times its distance from the SLO"
 
 
 def test_cp_calls_optimal_only_what_its_bound_reaches(monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fabrictool.planner.fairness import FAIRNESS
 from fabrictool.planner.stages import NOUNS, amount, number, residual, tolerance
 
 if TYPE_CHECKING:
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
 
 UNITS = {"latency": "requests", "excess": "req/s"}
 """Of stages whose noun alone does not tell what is counted."""
+COUNTED = ("latency", "moves", "replicas")
+"""Stages whose noun says what is counted: it stands behind the number."""
+WHOLE = 1000.0
+"""From here on there are no digits behind the point."""
 AS_GOOD = "as good"
 
 
@@ -21,6 +26,19 @@ def told(name: str, value: float, currency: str) -> str:
     text = amount(name, value, currency)
     unit = UNITS.get(name, "")
     return f"{text} {'request' if (text, unit) == ('1', 'requests') else unit}".rstrip()
+
+
+def valued(name: str, value: float, currency: str) -> str:
+    """A stage with its value, to the digits that a search still gains: ``cost 470.5 CHF/h``, ``6,641 requests in the
+    system``.
+    """
+    text, noun = told(name, value, currency), NOUNS.get(name, name).rstrip(",")
+    digits = f"{value:,.6g}" if abs(value) < WHOLE else f"{value:,.0f}"
+    if name != FAIRNESS:
+        text = f"{digits} {text.partition(' ')[2]}".rstrip()
+    if name in COUNTED:
+        return f"{digits if name == 'latency' else text} {noun}"
+    return f"{noun} {text}"
 
 
 def differs(problem: PlacementProblem, name: str, was: float, now: float) -> bool:
