@@ -234,7 +234,8 @@ def plan(
     bundle = bundle_meant(source, observed_file, root, max_age) if offline else None
     models = source.blueprint.models.values()
     replays = len(models) + sum(model.survive is not None for model in models)
-    clock = SearchClock(keeps=bundle is None, budget_s=limit.budget_s, models=replays)
+    explains = explain or bool(why_not)
+    clock = SearchClock(keeps=bundle is None, budget_s=limit.budget_s, models=replays, explains=explains)
     found_by = solver_named(solver, clock)
     by_clock = isinstance(found_by, ExactSolver)
     if by_clock and len(source.blueprint.models) * len(source.inventory.clusters) > LIKELY_LARGE:
@@ -247,6 +248,7 @@ def plan(
         watch,
         progress,
         explain=explain,
+        explain_left_s=clock.explaining_left_s,
         max_moves=max_moves,
         improve=improve or solver != "exact",
         node_loss=node_loss,
@@ -257,7 +259,7 @@ def plan(
         policy,
         chart,
         plot,
-        explain or bool(why_not),
+        explains,
         verbose,
         as_json,
         detailed_exitcode,

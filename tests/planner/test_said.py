@@ -11,7 +11,7 @@ from fabrictool.cli.plan_output import PlanOutput, _ending
 from fabrictool.domain.plan import StagePlacement
 from fabrictool.planner.chosen import _last
 from fabrictool.planner.explaining import alternatives
-from fabrictool.planner.explaining.alternatives import Unused, alternative_sentences
+from fabrictool.planner.explaining.alternatives import Unused
 from fabrictool.planner.explaining.explain import reasons
 from fabrictool.planner.explaining.whynot import answers
 from fabrictool.planner.explaining.wording import first_difference, more, valued
@@ -22,7 +22,7 @@ from fabrictool.planner.solvers.cp import CpSolver
 from fabrictool.planner.solvers.reschedule import RescheduleSolver
 from tests.gitops.plans import action, plan
 from tests.gitops.plans import replica as placed
-from tests.planner.fabrics import situation, solved
+from tests.planner.fabrics import resolver, situation, solved, told
 from tests.planner.test_exact import option, pool, problem
 
 OUTPUT = PlanOutput(
@@ -101,7 +101,7 @@ def test_as_good_is_said_only_of_what_whole_replicas_make_as_good(monkeypatch):
     solution = solved(instance)
     other = next(i for i, o in enumerate(instance.options) if o.pool is dear)
     monkeypatch.setattr(alternatives, "nearest_unused", lambda *_: {"m": Unused(other, "", 0.0)})
-    first = next(iter(alternative_sentences(instance, solution, "CHF", 0)))
+    first = told(instance, solution)[0]
     assert "would mean 3 CHF/h more cost" in first
 
 
@@ -119,13 +119,11 @@ def with_value(solution, stage, value):
 def test_what_the_search_missed_is_told_as_better_and_not_as_less_than_nothing():
     instance = two_places()
     missed = with_value(solved(instance), "cost", 9.0)  # as of a search that ended too soon
-    for sentence in (
-        *alternative_sentences(instance, missed, "CHF", 0),
-        *answers(instance, missed, "m@dear", "CHF", 0),
-    ):
+    sentences = [*told(instance, missed), *answers(resolver(instance, missed), "m@dear", "CHF")]
+    for sentence in sentences:
         assert not re.search(r"-[0-9.e-]+ (?!on )", sentence), sentence
-    assert any("better than what the search ended with: 5 CHF/h less cost" in s for s in
-               answers(instance, missed, "m@dear", "CHF", 0))  # fmt: skip
+    better = "better than what the search ended with: 5 CHF/h less cost; a larger `--budget` or `--work` may find it"
+    assert any(better in sentence for sentence in sentences)
 
 
 def test_the_dust_of_a_large_demand_is_no_difference():

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from fabrictool.planner.columns import LOADS
-from fabrictool.planner.explaining.alternatives import alternative_sentences
+from fabrictool.planner.explaining.alternatives import choice_sentences, unused_sentences
 from fabrictool.planner.explaining.prices import device_prices
+from fabrictool.planner.explaining.resolving import in_parts
 from fabrictool.planner.explaining.rules import rule_sentences
 from fabrictool.planner.stages import TOLERANCE, where
 from fabrictool.planner.survival import worst_loss
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from fabrictool.planner.explaining.resolving import Resolver
     from fabrictool.planner.problem import ModelNeed, Option, PlacementProblem, Solution
     from fabrictool.planner.situation import Situation
 
@@ -85,16 +88,19 @@ def reasons(problem: PlacementProblem, solution: Solution, currency: str) -> tup
     return tuple(sentences)
 
 
-def explanation(
-    situation: Situation, problem: PlacementProblem, solution: Solution, currency: str, seed: int
-) -> Iterator[str]:
+def explanation(situation: Situation, resolver: Resolver, currency: str) -> Iterator[str]:
     """What merging gives and costs, what rules cost and what was not chosen; for the latter two the problem is solved
-    again, which takes a while.
+    again, for as long as there is work for it.
     """
-    yield from merging_sentences(problem, solution)
-    yield from sharing_sentences(problem, solution)
-    yield from rule_sentences(situation, problem, solution, currency, seed)
-    yield from alternative_sentences(problem, solution, currency, seed)
+    yield from merging_sentences(resolver.whole, resolver.solution)
+    yield from sharing_sentences(resolver.whole, resolver.solution)
+    telling: tuple[Callable[[Resolver, str], Iterator[str]], ...] = (
+        partial(rule_sentences, situation),
+        unused_sentences,
+        choice_sentences,
+    )
+    for part, tell in zip(in_parts(resolver.work, len(telling)), telling, strict=False):
+        yield from tell(resolver.within(part), currency)
 
 
 def merging_sentences(problem: PlacementProblem, solution: Solution) -> Iterator[str]:
