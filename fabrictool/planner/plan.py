@@ -27,6 +27,7 @@ from fabrictool.planner.explaining.explain import explanation, reason_of, reason
 from fabrictool.planner.explaining.moves import moves_of, refuse_too_few
 from fabrictool.planner.explaining.relaxations import explain_conflict
 from fabrictool.planner.explaining.resolving import Resolver, in_parts
+from fabrictool.planner.explaining.sizing import shape_sentences, shortfall_sentence
 from fabrictool.planner.explaining.whynot import answers, checked
 from fabrictool.planner.extra import extra_sentences
 from fabrictool.planner.gateways import stranded
@@ -128,7 +129,7 @@ def plan(
         situation=situation_digest(asked, built),
         unchanged=kept or msgspec.UNSET,
         reasons=(
-            *reasons(problem, solution, currency),
+            *reasons(problem, solution, currency, forecast.models),
             *extra_sentences(unit.spec for unit in wanted.values()),
             *learned_sentences(situation.learned),
             *why,
@@ -182,13 +183,28 @@ def decision(
     questions = [f"{model}@{place}" for place in places] if whole else [question]
     resolver = _resolver(problem, solution, options)
     return (
-        *(reason_of(problem, solution, need) for need in problem.needs if whole and need.model == model),
+        *(
+            sentence
+            for need in problem.needs
+            if whole and need.model == model
+            for sentence in (
+                reason_of(problem, solution, need),
+                *_lacking(chosen, currency, options, model),
+                *shape_sentences(problem, solution, need, currency),
+            )
+        ),
         *(
             sentence
             for part, asked in zip(in_parts(resolver.work, len(questions)), questions, strict=False)
             for sentence in answers(resolver.within(part), asked, currency, blueprint.bases)
         ),
     )
+
+
+def _lacking(chosen: Chosen, currency: str, options: PlanOptions, model: str) -> list[str]:
+    """What a model is expected to lack, in a sentence."""
+    models = forecast_of(chosen, currency, options.seed).models
+    return [text for its in models if its.model == model and (text := shortfall_sentence(its))]
 
 
 def _resolver(problem: PlacementProblem, solution: Solution, options: PlanOptions) -> Resolver:

@@ -90,7 +90,7 @@ def test_the_minimum_decides_only_where_fewer_would_do():
 
     assert "replicas.min decides" in sentence(0.1, 3, 5)
     assert "replicas.min decides" not in sentence(6.5, 2, 2)
-    assert "more is demanded than they can serve" in sentence(6.5, 2, 2)
+    assert "and 6.5 are demanded: 4.9 more than they can serve" in sentence(6.5, 2, 2)
     assert "replicas.min decides" not in sentence(1.5, 2, 5), "the demand needs two"
 
 
