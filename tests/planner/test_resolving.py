@@ -6,13 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from fabrictool.base.errors import FabrictoolError
+from fabrictool.base.errors import FabrictoolError, InfeasibleError
 from fabrictool.planner.explaining.exchanges import exchanges
 from fabrictool.planner.explaining.explain import explanation
+from fabrictool.planner.explaining.moves import refuse_too_few
 from fabrictool.planner.explaining.resolving import Resolver, in_parts
 from fabrictool.planner.explaining.rules import rule_sentences
 from fabrictool.planner.explaining.whynot import answers
+from fabrictool.planner.highs import Searched
 from fabrictool.planner.problem import ModelNeed
+from fabrictool.planner.program import Program
 from fabrictool.planner.work import StepwiseWork
 from tests.planner.fabrics import resolver, situation, solved, told
 from tests.planner.test_exact import option, pool, problem, solve
@@ -124,3 +127,16 @@ def test_what_is_not_proved_is_told_as_the_most_that_it_would_be(monkeypatch):
         told(instance, solve(instance))[-1]
         == "whether other placements are as good within 1% was not found out in time"
     )
+
+
+def test_that_rules_need_more_moves_is_said_only_where_it_is_proved(monkeypatch):
+    where = pool("a", nodes=4)
+    running = {("m", "a", "p", 1, 1, "unified"): 1}
+    instance = problem([ModelNeed("m", 0.5, 3, 4)], [option("m", where)], [where], current=running)
+    limited = replace(instance, max_moves=1)
+    part = Searched("FEASIBLE", None, 1.5, 1, in_time=True)
+    monkeypatch.setattr(Program, "searched", lambda *_: part)
+    with pytest.raises(InfeasibleError, match="the rules need at least 2 moves, and `--max-moves` allows 1"):
+        refuse_too_few(limited, 0)
+    monkeypatch.setattr(Program, "searched", lambda *_: replace(part, bound=1.0))
+    refuse_too_few(limited, 0)
