@@ -28,6 +28,7 @@ from fabrictool.planner.explaining.relaxations import explain_conflict
 from fabrictool.planner.explaining.whynot import answers, checked
 from fabrictool.planner.extra import extra_sentences
 from fabrictool.planner.gateways import stranded
+from fabrictool.planner.hysteresis import standing_sentences
 from fabrictool.planner.judged import learned_sentences
 from fabrictool.planner.loads import start_times
 from fabrictool.planner.lost_together import unkept_losses
@@ -121,6 +122,7 @@ def plan(
         unchanged=kept or msgspec.UNSET,
         reasons=(
             *reasons(problem, solution, currency),
+            *standing_sentences(chosen.standing_by),
             *extra_sentences(unit.spec for unit in wanted.values()),
             *learned_sentences(situation.learned),
             *why,
@@ -220,6 +222,7 @@ def unsolved(
 def _chosen(situation: Situation, options: PlanOptions, evidence: Evidence) -> tuple[Chosen, PlacementProblem]:
     """What was chosen: by a search, or because it was applied and nothing has changed; and of which problem."""
     observed = evidence.observed
+    options = replace(options, steady=not options.improve)
     try:
         built = situation.build()
     except InfeasibleError as error:
