@@ -94,7 +94,7 @@ class Schedule:
 
     @property
     def exposed(self) -> float:
-        """Requests, by priority."""
+        """Requests that losses would leave unserved, by priority, in the sum of all steps and losses."""
         return math.fsum(part.exposed for part in self.parts) * self.seconds
 
     @property
