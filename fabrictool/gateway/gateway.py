@@ -20,6 +20,7 @@ from fabrictool import __version__
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.base.listening import Listening
 from fabrictool.base.openfiles import open_files
+from fabrictool.engines.paths import CHAT_PATHS, MODEL_PATHS
 from fabrictool.gateway.accounts import KeyAccounts, Ticket
 from fabrictool.gateway.admission import Admission, priority_within
 from fabrictool.gateway.clienttls import LOOK_S
@@ -31,17 +32,7 @@ from fabrictool.gateway.metrics import GatewayMetrics
 from fabrictool.gateway.modellist import model_answer, model_in, models_answer, models_for
 from fabrictool.gateway.modelrequest import PASSED_HEADERS, ModelRequest, bearer, passed_on
 from fabrictool.gateway.moving import Streams
-from fabrictool.gateway.openai import (
-    CHAT_PATHS,
-    MODEL_PATHS,
-    GatewayResponse,
-    Peek,
-    error_response,
-    no_such_key,
-    not_allowed,
-    peek,
-    renamed,
-)
+from fabrictool.gateway.openai import GatewayResponse, Peek, error_response, no_such_key, not_allowed, peek, renamed
 from fabrictool.gateway.options import PROVIDERS_HEADER, RequestOptions
 from fabrictool.gateway.outbox import Outbox
 from fabrictool.gateway.pursewait import PurseWait

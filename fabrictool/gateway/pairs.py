@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from fabrictool.engines.paths import CHAT_PATHS
 from fabrictool.gateway.bodies import Prompted
 from fabrictool.gateway.exchange import SLOW_S, Exchange
-from fabrictool.gateway.openai import CHAT_PATHS, TRANSFER_FIELD, with_field
+from fabrictool.gateway.openai import TRANSFER_FIELD, with_field
 from fabrictool.routing.candidates import ready
 
 if TYPE_CHECKING:

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from fabrictool.engines.paths import CHAT_PATHS
 from fabrictool.gateway.bodies import Computed
 from fabrictool.gateway.exchange import Exchange
-from fabrictool.gateway.openai import CHAT_PATHS, ROOM_FIELDS, GatewayResponse, error_response, with_field
+from fabrictool.gateway.openai import ROOM_FIELDS, GatewayResponse, error_response, with_field
 from fabrictool.gateway.pairs import HANDED_OCTETS, PairExchange
 from fabrictool.gateway.upstream import AnswerListener
 from fabrictool.mesh.framing import LEFT_HEADER
