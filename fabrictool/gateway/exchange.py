@@ -308,7 +308,7 @@ class Exchange(AnswerListener):
         if full:
             self._attempt_began = now  # that it took until now is no slow failure: whoever is left is asked
         elif status >= 500 and not self._left:
-            target.ejection.failed(now)
+            target.ejection.failed(now, self._attempt_began)
         if status in _RETRIED_STATUS and self._may_retry(now):
             self._drop_attempt(PASSED_OVER if full else LOST)
             self._attempt(str(status), now)
@@ -469,7 +469,7 @@ class Exchange(AnswerListener):
         now = self._client.now()
         if self._target is not None:
             self._target.failures += 1
-            self._target.ejection.failed(now, refused=word in ("refused", "timeout"))
+            self._target.ejection.failed(now, self._attempt_began, refused=word in ("refused", "timeout"))
         if self._may_retry(now):
             self._drop_attempt()
             self._attempt(word, now)

@@ -96,7 +96,7 @@ class PairExchange(Exchange):
             return
         self.last_activity = now = self._client.now()
         if status >= 500:
-            self._prefiller.ejection.failed(now)
+            self._prefiller.ejection.failed(now, self._attempt_began)
         else:
             self._prefiller.ejection.answered()
         self._status = status
@@ -217,7 +217,7 @@ class PairExchange(Exchange):
             return
         now = self._client.now()
         prefiller.failures += 1
-        prefiller.ejection.failed(now, refused=word in ("refused", "timeout"))
+        prefiller.ejection.failed(now, self._attempt_began, refused=word in ("refused", "timeout"))
         self._without(again=now - self._attempt_began <= SLOW_S)
 
     def _finish(self, status: int, end: End, *, known: bool = True) -> None:

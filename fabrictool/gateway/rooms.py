@@ -163,7 +163,7 @@ class Room(AnswerListener):
     def _fail(self, word: str, reason: str, *, refused: bool = False, counts: bool = True) -> None:
         if counts:
             self.prefiller.failures += 1
-            self.prefiller.ejection.failed(self._owner.last_look(), refused=refused)
+            self.prefiller.ejection.failed(self._owner.last_look(), self._began, refused=refused)
         self._end()
         self._owner.prompt_lost(word, reason)
 
@@ -193,7 +193,7 @@ class RoomExchange(PairExchange):
         if room is not None and target is not None and status == 500:
             self._useless.append(room.prefiller)  # a cache that did not come is its word for many things
             if self._may_retry(now):
-                target.ejection.failed(now)
+                target.ejection.failed(now, self._attempt_began)
                 self._drop_attempt()
                 self._attempt("500", now)
                 return
@@ -327,7 +327,7 @@ class RoomExchange(PairExchange):
         # Each waits for the other one, so that nothing says which of them stands still.
         for member in (target, room.prefiller):
             member.failures += 1
-            member.ejection.failed(now)
+            member.ejection.failed(now, self._attempt_began)
         self._useless.append(room.prefiller)
         if not isinstance(self._candidates(), list):
             self._tried.remove(target)

@@ -3,7 +3,8 @@
 A server that refuses connections has no load, so whoever looks for the least loaded one would send it everything. So it
 is *out* at once when it refuses, and after two failures on end when it breaks off or answers 5xx before its head: for a
 second, doubled each time up to 30. Then one request may try it (half-open); if that is answered, it is back. An answer
-of 4xx is the client's fault and no failure (sglang #25811: a client's 400s took a whole fleet out).
+of 4xx is the client's fault and no failure (sglang #25811: a client's 400s took a whole fleet out). What was begun
+before a server went out and fails later tells nothing new: it would be out for half a minute after one restart.
 
 If everybody is out, nobody is: a wrong verdict must not refuse what somebody might have served.
 """
@@ -24,11 +25,12 @@ OUT_MAX_S: Final = 30.0
 class Ejection:
     """Of one server. All times in monotonic seconds."""
 
-    __slots__ = ("_failures", "_lasts", "_probed", "out_until")
+    __slots__ = ("_failures", "_lasts", "_probed", "_went_out", "out_until")
 
     def __init__(self) -> None:
         self.out_until = 0.0
         """0: it is not out."""
+        self._went_out = -1.0
         self._lasts = 0.0
         self._failures = 0
         self._probed = False
@@ -50,12 +52,14 @@ class Ejection:
         """The client went away before there was an answer: nothing is known."""
         self._probed = False
 
-    def failed(self, now: float, *, refused: bool = False) -> None:
-        """It broke off or answered 5xx before its head or, `refused`, did not let us connect."""
+    def failed(self, now: float, began: float, *, refused: bool = False) -> None:
+        """An attempt that `began` then broke off or got 5xx before its head or, `refused`, could not connect."""
+        if began <= self._went_out or now < self.out_until:  # while it is out it is asked only if all are
+            return
         self._failures += 1
         if refused or self._probed or self._failures >= FAILURES:
             self._lasts = min(OUT_MAX_S, max(OUT_S, 2.0 * self._lasts))
-            self.out_until = now + self._lasts
+            self._went_out, self.out_until = now, now + self._lasts
         self._probed = False
 
 

@@ -10,6 +10,7 @@ import pytest
 from fabrictool.gateway.patience import UNKNOWN_STREAM_S
 from fabrictool.gateway.staticlist import StaticNode
 from fabrictool.gateway.upstream import ANSWER_HEAD_OCTETS, IDLE_S
+from fabrictool.routing.ejection import OUT_S
 from tests.gateway.conftest import FakeEngine, until
 from tests.gateway.test_raw_http import CHAT, post
 
@@ -60,6 +61,24 @@ async def test_a_server_that_comes_back_is_used_again(bed):
         assert bed.gateway.status().totals.retries == retries + 1, "one request tried it, and it was out again"
         server.close()
         await server.wait_closed()
+
+
+async def test_an_engine_that_restarts_under_many_requests_is_out_as_long_as_after_one(bed):
+    bed.a.mode = "hang"
+    async with session(bed) as http:
+        tasks = [asyncio.create_task(ask(bed, http).__aenter__()) for _ in range(16)]
+        await until(lambda: len(bed.a.seen) == 8)
+        for request, _ in bed.a.seen:
+            request.transport.abort()
+        bed.a.mode = "ok"
+        assert {(await task).status for task in tasks} == {200}
+        assert out_for(bed, "alpha") == OUT_S
+
+
+def out_for(bed, provider):
+    """Seconds that a provider's server is still left alone."""
+    (target,) = [t for t in bed.gateway.directory if (t.model, t.provider) == ("m", provider)]
+    return max(0.0, target.ejection.out_until - bed.clock.monotonic())
 
 
 async def test_a_server_that_has_no_room_in_time_is_passed_over_and_not_put_out(bed):
