@@ -307,14 +307,15 @@ class Exchange(AnswerListener):
             full = any(name == _FULL_HEADER for name, _ in headers)
         if full:
             self._attempt_began = now  # that it took until now is no slow failure: whoever is left is asked
-        elif status >= 500 and not self._left:
-            target.ejection.failed(now, self._attempt_began)
+            target.ejection.answered()
+        elif self._left:
+            target.ejection.given_up()
+        else:
+            target.ejection.heard(status, now, self._attempt_began, self._request.tenant)
         if status in _RETRIED_STATUS and self._may_retry(now):
             self._drop_attempt(PASSED_OVER if full else LOST)
             self._attempt(str(status), now)
             return
-        if status < 500:
-            target.ejection.answered()
         if self._passing and status != 200:
             if not self._continue(str(status), now):
                 self._break("FT8106", f"{target.replica} would not go on ({status})", status=502)

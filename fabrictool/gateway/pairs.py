@@ -14,8 +14,9 @@ import msgspec
 
 from fabrictool.engines.paths import CHAT_PATHS
 from fabrictool.gateway.bodies import Prompted
-from fabrictool.gateway.exchange import SLOW_S, Exchange
+from fabrictool.gateway.exchange import SLOW_S, UNAVAILABLE, Exchange
 from fabrictool.gateway.openai import TRANSFER_FIELD, with_field
+from fabrictool.mesh.framing import LEFT_HEADER
 from fabrictool.routing.candidates import ready
 
 if TYPE_CHECKING:
@@ -95,10 +96,10 @@ class PairExchange(Exchange):
                 self._answer_lines += f"{HANDED_HEADER}: {self._handed_by}\r\n"
             return
         self.last_activity = now = self._client.now()
-        if status >= 500:
-            self._prefiller.ejection.failed(now, self._attempt_began)
+        if status == UNAVAILABLE and any(name == LEFT_HEADER for name, _ in headers):
+            self._prefiller.ejection.given_up()
         else:
-            self._prefiller.ejection.answered()
+            self._prefiller.ejection.heard(status, now, self._attempt_began, self._request.tenant)
         self._status = status
 
     def body(self, data: bytes) -> None:

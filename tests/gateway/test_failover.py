@@ -96,6 +96,32 @@ async def test_a_server_that_has_no_room_in_time_is_passed_over_and_not_put_out(
         assert (await ask(bed, http)).status == 200, "no time had to pass"
 
 
+@pytest.mark.parametrize("mode", ["full", "left"])
+async def test_who_was_out_and_then_is_full_or_leaves_is_tried_again(bed, mode):
+    async with session(bed) as http:
+        bed.a.mode = "reset"
+        for _ in range(6):
+            assert (await ask(bed, http)).status == 200
+        assert out_for(bed, "alpha") == OUT_S
+        bed.a.mode = mode
+        bed.clock.advance(2 * OUT_S)
+        for _ in range(4):
+            assert (await ask(bed, http)).status == 200
+        bed.a.mode, asked = "ok", len(bed.a.seen)
+        for _ in range(4):
+            assert (await ask(bed, http)).status == 200
+        assert len(bed.a.seen) > asked
+
+
+async def test_what_an_engine_does_not_have_is_no_reason_to_leave_it_alone(bed):
+    bed.a.mode = bed.b.mode = "501"
+    async with session(bed) as http:
+        for _ in range(12):
+            async with http.post(bed.url + "/v1/embeddings", json={"model": "m", "input": "x"}) as answer:
+                assert answer.status == 501
+    assert (out_for(bed, "alpha"), out_for(bed, "beta")) == (0.0, 0.0)
+
+
 async def test_every_server_is_asked_however_long_full_ones_took_to_say_so(make_bed):
     engines = [FakeEngine(str(number)) for number in range(N)]
     for engine in engines:

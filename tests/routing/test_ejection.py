@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fabrictool.routing.ejection import OUT_MAX_S, OUT_S, Ejection, available
+from fabrictool.routing.ejection import ALIKE, OUT_MAX_S, OUT_S, Ejection, available
 
 
 class Server:
@@ -68,6 +68,50 @@ def test_one_request_alone_tries_who_was_out():
     ejection.began(now)
     ejection.failed(now, now)
     assert ejection.out_until == now + 2 * OUT_S, "one failure is enough for who was out"
+
+
+def test_a_status_counts_by_whose_fault_it_may_be():
+    ejection = Ejection()
+    for now in range(9):
+        ejection.heard(501, now, now, "anna")
+        ejection.heard(404, now, now, "anna")
+    assert not ejection.out_until
+    for status in (502, 503):
+        ejection.heard(status, 10.0, 10.0, "anna")
+    assert ejection.out_until == 10.0 + OUT_S
+
+
+def test_one_askers_500s_count_once_until_there_are_many_on_end():
+    ejection = Ejection()
+    for now in range(ALIKE - 1):
+        ejection.heard(500, now, now, "anna")
+    assert not ejection.out_until, "his requests may be what is wrong"
+    ejection.answered()
+    for now in range(10, 9 + ALIKE):
+        ejection.heard(500, now, now, "anna")
+    ejection.heard(500, 20.0, 20.0, "ben")
+    assert ejection.out_until == 20.0 + OUT_S, "two askers: the server is what is wrong"
+
+
+def test_a_server_that_answers_nothing_but_500_is_out_and_stays_out_where_there_is_one_asker():
+    ejection = Ejection()
+    for now in range(ALIKE):
+        ejection.heard(500, now, now, "")
+    now = ejection.out_until
+    assert now == ALIKE - 1 + OUT_S
+    ejection.began(now)
+    ejection.heard(500, now, now, "")
+    assert ejection.out_until == now + 2 * OUT_S
+
+
+def test_a_500_that_does_not_count_ends_the_attempt_that_tried_whether_it_is_back():
+    ejection = Ejection()
+    ejection.heard(500, 0.0, 0.0, "anna")
+    ejection.failed(1.0, 1.0)
+    now = ejection.out_until
+    ejection.began(now)
+    ejection.heard(500, now, now, "anna")
+    assert ejection.available(now)
 
 
 def test_if_all_are_out_all_may_be_asked():
