@@ -23,7 +23,7 @@ from fabrictool.engines.protocol import FULL_HEADER
 from fabrictool.gateway.continuing import CONTINUING_ENGINES, Utterance, continued_here
 from fabrictool.gateway.directory import Unmet
 from fabrictool.gateway.openai import error_event, error_response, no_such_model
-from fabrictool.gateway.patience import IDLE_UPSTREAM_S
+from fabrictool.gateway.patience import IDLE_UPSTREAM_S, STREAM
 from fabrictool.gateway.ranking import ranked
 from fabrictool.gateway.records import RequestRecord
 from fabrictool.gateway.upstream import AnswerListener
@@ -191,7 +191,7 @@ class Exchange(AnswerListener):
     def expire(self, now: float) -> None:
         """Called every second: give up a replica that has been silent for too long."""
         if self._first_byte is None:
-            limit = self._metrics.patience.limit(self._request.model, stream=self._request.stream)
+            limit = self._metrics.patience.limit(self._request.model, self._form())
         else:
             limit = IDLE_UPSTREAM_S
         if now - self.last_activity > limit and self._upstream is not None:
@@ -536,6 +536,10 @@ class Exchange(AnswerListener):
         self._client.answer(answer)
         self._finish(answer.status, "refused", known=refusal != "unknown-model")
 
+    def _form(self) -> str:
+        """Of its answer, as `Patience` knows them."""
+        return STREAM if self._request.stream else self._request.path.partition("?")[0]
+
     def _looks_whole(self) -> bool:
         """Whether an answer without a length or chunks came to its end."""
         if self._event_stream:
@@ -636,9 +640,8 @@ class Exchange(AnswerListener):
             first - self._began if self._event_stream and first is not None else None,
             tpot,
         )
-        began_here = not self._former_tokens
-        if record.ttft_s is not None and began_here and target is not None and end == "answered" and status == 200:
-            target.timed(record.ttft_s - (self._attempt_began - self._began), tpot)
+        if end == "answered" and status == 200 and not self._former_tokens:
+            self._learn(record)
         self._drop_attempt(self._outcome(record))
         if self._waking is not None:
             self._waking.leave(self)
@@ -652,6 +655,16 @@ class Exchange(AnswerListener):
         if self._ticket is not None:
             self._ticket.settle(record)
         self._finished(record)
+
+    def _learn(self, record: RequestRecord) -> None:
+        """How long the replica that answered took to begin, whatever came before it."""
+        first, target = self._first_byte, self._target
+        if first is None or target is None:
+            return
+        took_s = first - self._attempt_began
+        self._metrics.patience.learn(record.model, STREAM if self._request.stream else record.path, took_s)
+        if record.ttft_s is not None:
+            target.timed(took_s, record.tpot_s)
 
     def _outcome(self, record: RequestRecord) -> RequestOutcome:
         """As routing is told it."""

@@ -209,7 +209,7 @@ class GatewayMetrics:
         tallies: dict[tuple[str, str, int], _Tally] = {}
         for record in waiting:
             # Looked at once for each: this is half of what a record costs here.
-            model, stream, ttft_s, tpot_s = record.model, record.stream, record.ttft_s, record.tpot_s
+            model, ttft_s, tpot_s = record.model, record.ttft_s, record.tpot_s
             provider, status, end = record.provider, record.status, record.end
             tally = tallies.get((model, provider, status))
             if tally is None:
@@ -228,9 +228,7 @@ class GatewayMetrics:
                 self._ttft.labels(model).observe(ttft_s)
                 if tpot_s is not None:
                     self._tpot.labels(model).observe(tpot_s)
-            if model:
-                self.patience.learn(model, stream=stream, seconds=record.e2e_s if ttft_s is None else ttft_s)
-                if ttft_s is not None:
+                if model:
                     figures = self._figures(model)
                     figures.ttft.append(ttft_s)
                     if tpot_s is not None:

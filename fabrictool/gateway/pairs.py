@@ -127,7 +127,10 @@ class PairExchange(Exchange):
             self._without(again=False)  # its answer ended with the prompt, or the request is wrong: the other says so
             return
         self._handed_by, self._sender = self._prefiller.replica, self._prefiller.site
-        self._prefiller.timed(self._client.now() - self._attempt_began, None)
+        took_s = self._client.now() - self._attempt_began
+        self._prefiller.timed(took_s, None)
+        # It is waited for as for the answer itself, and takes longer.
+        self._metrics.patience.learn(self.model, self._form(), took_s)
         self._metrics.handed(self.model, "handed")
         self._answer(handed)
 
