@@ -23,7 +23,7 @@ from fabrictool.engines.protocol import FULL_HEADER
 from fabrictool.gateway.continuing import CONTINUING_ENGINES, Utterance, continued_here
 from fabrictool.gateway.directory import Unmet
 from fabrictool.gateway.openai import error_event, error_response, no_such_model
-from fabrictool.gateway.patience import IDLE_UPSTREAM_S, STREAM
+from fabrictool.gateway.patience import IDLE_UPSTREAM_S, LEAST_S, STREAM
 from fabrictool.gateway.ranking import ranked
 from fabrictool.gateway.records import RequestRecord
 from fabrictool.gateway.upstream import AnswerListener
@@ -61,6 +61,8 @@ SLOW_S: Final = 1.0
 """An attempt that failed after longer counts against the retries that a fabric allows."""
 DEADLINE_S: Final = 600.0
 """After this a request is not tried anew."""
+SHARE: Final = 0.5
+"""Of what is left of it, for an attempt while somebody else could answer: the first one must not use up all of it."""
 CHAT_PATH: Final = "/v1/chat/completions"
 UNAVAILABLE: Final = 503
 CLIENT_GONE: Final = 499
@@ -190,11 +192,15 @@ class Exchange(AnswerListener):
 
     def expire(self, now: float) -> None:
         """Called every second: give up a replica that has been silent for too long."""
-        if self._first_byte is None:
-            limit = self._metrics.patience.limit(self._request.model, self._form())
-        else:
+        silent_s = now - self.last_activity
+        if self._first_byte is not None:
             limit = IDLE_UPSTREAM_S
-        if now - self.last_activity > limit and self._upstream is not None:
+        else:
+            limit = self._metrics.patience.limit(self._request.model, self._form())
+            share = max(LEAST_S, SHARE * (DEADLINE_S - (self._attempt_began - self._began)))
+            if share < silent_s <= limit and self._others_able(now):
+                limit = share
+        if silent_s > limit and self._upstream is not None:
             upstream, self._upstream = self._upstream, None
             upstream.abort()
             self._lost("FT8109", "timeout", "the replica sent nothing for too long", status=504)
@@ -457,6 +463,13 @@ class Exchange(AnswerListener):
             return False
         fast = now - self._attempt_began <= SLOW_S
         return (fast or self._retries_left > 0) and (isinstance(self._candidates(), list) or self._may_sleep())
+
+    def _others_able(self, now: float) -> bool:
+        """Whether the request could go on elsewhere, to somebody who is not out: then no attempt takes all its time."""
+        candidates = self._candidates()
+        if not isinstance(candidates, list) or not self._may_retry(now):
+            return False
+        return any(candidate.ejection.available(now) for candidate in candidates)
 
     def _may_sleep(self) -> bool:
         """Whether nobody serves its model because nobody asked for it, and somebody will."""

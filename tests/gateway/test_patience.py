@@ -5,6 +5,7 @@ import asyncio
 import aiohttp
 import pytest
 
+from fabrictool.gateway.exchange import DEADLINE_S, SHARE
 from fabrictool.gateway.patience import (
     IDLE_UPSTREAM_S,
     LEARNED,
@@ -34,7 +35,8 @@ def test_patience_is_learned_by_model_and_form():
 
 
 def session(bed):
-    return aiohttp.ClientSession(headers={"authorization": f"Bearer {bed.KEY}"})
+    timeout = aiohttp.ClientTimeout(total=20)
+    return aiohttp.ClientSession(headers={"authorization": f"Bearer {bed.KEY}"}, timeout=timeout)
 
 
 async def ask(bed, http, **fields):
@@ -93,4 +95,41 @@ async def test_waiting_for_a_slot_is_not_learned(make_bed):
         assert set(await asyncio.gather(*asking)) == {200}
     assert bed.gateway._metrics.patience.limit("m", STREAM) == LEAST_S
     await engine.stop()
+    await bed.stop()
+
+
+async def hung(bed, http):
+    """A request for a whole answer that an engine sits on, of a model of which nothing is known yet."""
+    bed.a.mode = "hang"
+    while True:
+        asking = asyncio.create_task(ask(bed, http))
+        await asyncio.wait([asking], timeout=0.1)
+        if bed.a.seen:
+            return asking
+
+
+@pytest.mark.asyncio
+async def test_an_engine_that_hangs_at_first_does_not_use_up_a_requests_time_while_another_is_free(bed):
+    async with session(bed) as http:
+        asking = await hung(bed, http)
+        await pass_time(bed, SHARE * DEADLINE_S - 2)
+        assert not asking.done()
+        await pass_time(bed, 4)
+        assert await asking == 200
+        assert (len(bed.a.seen), bed.gateway.status().totals.retries) == (1, 1)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("why", ["it-is-out", "no-retries"])
+async def test_where_nobody_else_could_answer_it_is_waited_for_as_long_as_ever(make_bed, why):
+    bed = await make_bed().start(retries=0 if why == "no-retries" else 2)
+    async with session(bed) as http:
+        asking = await hung(bed, http)
+        (beta,) = [target for target in bed.gateway.directory if target.provider == "beta"]
+        if why == "it-is-out":
+            beta.ejection.out_until = DEADLINE_S
+        await pass_time(bed, SHARE * DEADLINE_S + 5)
+        assert not asking.done()
+        bed.a.release.set()
+        assert await asking == 200
     await bed.stop()
