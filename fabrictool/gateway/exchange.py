@@ -2,12 +2,13 @@
 
 Retry rules (gateway.md §5.1): only while the client has not been sent an octet; never twice on one replica; on a
 connection that fails, an answer that breaks off before its head, and the engine's own 502, 503 and 504. What failed
-fast is tried elsewhere until nobody is left; what failed slowly (`SLOW_S`) as often as the fabric allows, for it costs
-the client's time and an engine's. A kept connection that its server closed meanwhile is no failure: the same replica is
-asked by another one. A 4xx is the client's business and passes; so does an agent's own 403, which says that its
-provider does not serve this group. A whole JSON answer is held until it is complete, so that a replica that dies while
-writing it costs a retry and not the request; a stream is passed on as it comes, and if its replica dies the client gets
-a well-formed error event and no ``[DONE]``, or, if it asked for that, the rest from another replica (`continuing`).
+fast is tried elsewhere until nobody is left; what failed slowly (`SLOW_S`) as often as the fabric allows and the budget
+of all requests has left (`routing.retry_budget`), for it costs the client's time and an engine's. A kept connection
+that its server closed meanwhile is no failure: the same replica is asked by another one. A 4xx is the client's business
+and passes; so does an agent's own 403, which says that its provider does not serve this group. A whole JSON answer is
+held until it is complete, so that a replica that dies while writing it costs a retry and not the request; a stream is
+passed on as it comes, and if its replica dies the client gets a well-formed error event and no ``[DONE]``, or, if it
+asked for that, the rest from another replica (`continuing`).
 
 Every request that gets this far ends in `_finish`, which writes its record. Longer than most modules: it is one object
 with one life, and whatever were taken out would change the same fields from elsewhere.
@@ -399,7 +400,9 @@ class Exchange(AnswerListener):
             return
         if retry_reason is not None:
             self._retries += 1
-            self._retries_left -= now - self._attempt_began > SLOW_S
+            if now - self._attempt_began > SLOW_S:
+                self._retries_left -= 1
+                self._metrics.retry_budget.spend(now)
             self._metrics.retried(retry_reason)
         able, policy = available(candidates, now), self._rules.routing_policy
         target = None
@@ -461,8 +464,11 @@ class Exchange(AnswerListener):
     def _may_retry(self, now: float) -> bool:
         if self._passing or now - self._began > DEADLINE_S:
             return False
-        fast = now - self._attempt_began <= SLOW_S
-        return (fast or self._retries_left > 0) and (isinstance(self._candidates(), list) or self._may_sleep())
+        if now - self._attempt_began > SLOW_S and not (
+            self._retries_left > 0 and self._metrics.retry_budget.allows(now)
+        ):
+            return False
+        return isinstance(self._candidates(), list) or self._may_sleep()
 
     def _others_able(self, now: float) -> bool:
         """Whether the request could go on elsewhere, to somebody who is not out: then no attempt takes all its time."""

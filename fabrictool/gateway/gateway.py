@@ -556,6 +556,7 @@ class GatewayServer(Handler):
             self._metrics.lag_s = max(self._metrics.lag_s, self._clock.monotonic() - due)
             for look in (
                 self._metrics.fold,
+                self._fade,
                 self._expire,
                 self._admission_tick,
                 self.follower.warn_of_certificates,
@@ -565,6 +566,9 @@ class GatewayServer(Handler):
                     look()
                 except Exception:  # noqa: BLE001 - without these looks nothing would ever be given up
                     _log.exception("%s failed", look.__name__)
+
+    def _fade(self) -> None:
+        self._metrics.retry_budget.tick(self._clock.monotonic())
 
     def _expire(self) -> None:
         for connection in list(self.connections):

@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from fabrictool.gateway.patience import Patience
+from fabrictool.routing.retry_budget import RetryBudget
 from fabrictool.status.documents import Totals
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ class GatewayMetrics:
         own = self._registry
         self._requests = Counter("fabric_requests", "Answered requests", ["model", "provider", "code"], registry=own)
         self._retries = Counter("fabric_retries", "Attempts after the first", ["reason"], registry=own)
+        self._retries_left = Gauge("fabric_retries_left", "Second attempts after slow failures", registry=own)
         self._cancelled = Counter("fabric_cancelled", "Requests that the client gave up on", ["phase"], registry=own)
         self._tokens = Counter("fabric_tokens", "Tokens, from the engines' usage", ["model", "direction"], registry=own)
         self._handed = Counter("fabric_handed_prompts", "Of split models", ["model", "outcome"], registry=own)
@@ -128,6 +130,7 @@ class GatewayMetrics:
         self._waiting_for_slots = Gauge("fabric_waiting", "Requests that wait for a slot", ["priority"], registry=own)
         self.models: dict[str, ModelFigures] = {}
         self.patience = Patience()
+        self.retry_budget = RetryBudget()
         self.in_flight = 0
         self.requests = 0
         self.failures = 0
@@ -138,6 +141,7 @@ class GatewayMetrics:
 
     def begun(self) -> None:
         self.in_flight += 1
+        self.retry_budget.begun += 1
 
     def ended(self, record: RequestRecord) -> None:
         """A request that was `begun` is over."""
@@ -195,6 +199,7 @@ class GatewayMetrics:
         """`waiting` for a slot, by class."""
         self.fold()
         self._in_flight.set(self.in_flight)
+        self._retries_left.set(self.retry_budget.left)
         self._clients.set(clients)
         self._slow_clients.set(slow_clients)
         for priority, number in waiting.items():

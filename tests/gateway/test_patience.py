@@ -1,6 +1,7 @@
 """How long is waited for a first octet."""
 
 import asyncio
+from collections import Counter
 
 import aiohttp
 import pytest
@@ -16,6 +17,7 @@ from fabrictool.gateway.patience import (
     Patience,
 )
 from fabrictool.gateway.staticlist import StaticNode
+from fabrictool.routing.retry_budget import ALWAYS, RETRIED
 from tests.gateway.conftest import FakeEngine, until
 
 CHAT_PATH = "/v1/chat/completions"
@@ -133,3 +135,34 @@ async def test_where_nobody_else_could_answer_it_is_waited_for_as_long_as_ever(m
         bed.a.release.set()
         assert await asking == 200
     await bed.stop()
+
+
+@pytest.mark.asyncio
+async def test_where_many_requests_fail_slowly_some_are_tried_again_and_the_others_hear_so_at_once(bed):
+    bed.a.mode = "hang"
+    async with session(bed) as http:
+        asking = [asyncio.create_task(ask(bed, http, stream=True)) for _ in range(80)]
+        await until(lambda: len(bed.a.seen) == 40)
+        await pass_time(bed, UNKNOWN_STREAM_S + 2)
+        statuses = Counter(await asyncio.gather(*asking))
+        allowed = ALWAYS + RETRIED * 80
+        assert 40 + ALWAYS <= statuses[200] <= 40 + allowed
+        assert statuses[200] + statuses[504] == 80
+        (left,) = [
+            line for line in bed.gateway.exposition().decode().splitlines() if line[:19] == "fabric_retries_left"
+        ]
+        assert 0.0 <= float(left.split()[1]) < 1.0
+
+
+@pytest.mark.asyncio
+async def test_what_fails_at_once_is_no_matter_of_the_budget(bed):
+    bed.a.mode = "reset"
+    budget = bed.gateway._metrics.retry_budget
+    for _ in range(2 * int(ALWAYS)):
+        budget.spend(bed.clock.monotonic())
+    async with session(bed) as http:
+        for _ in range(30):
+            assert await ask(bed, http) == 200
+            bed.clock.advance(40)
+            budget.spend(bed.clock.monotonic())
+    assert bed.gateway.status().totals.retries > 10
