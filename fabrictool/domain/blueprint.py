@@ -368,6 +368,17 @@ class VariantChoice(Document):
     """Requests that one of its replicas runs at once."""
 
 
+class SilenceLimits(Document):
+    """How long its replicas may be silent before gateways give them up; what is absent is learned from its answers."""
+
+    first_byte: Annotated[Duration, Field(ge=1, le=86400)] | None = None
+    """To the first octet of a stream, such as ``45s``; the wait for a slot does not count."""
+    whole: Annotated[Duration, Field(ge=1, le=86400)] | None = None
+    """To the first octet of an answer that is no stream, which begins when it ends, such as ``5m``."""
+    idle: Annotated[Duration, Field(ge=1, le=86400)] | None = None
+    """Between two octets of an answer that has begun, such as ``60s``."""
+
+
 class ModelDefaults(Document):
     """What `defaults` may say for every model; a model's own words win."""
 
@@ -435,6 +446,11 @@ class Model(ModelDefaults):
     `engine` and `variant` say."""
     limits: RequestLimits = RequestLimits()
     """How much all tenants together may ask of it at each gateway."""
+    reasoning: bool | None = None
+    """Whether it thinks before it answers: its replicas may be silent for longer, and a request that failed slowly is
+    tried again once. Absent: gateways see it by the lengths of its answers."""
+    patience: SilenceLimits = SilenceLimits()
+    """How long its replicas may be silent; absent: learned from its answers."""
     adapters: Annotated[dict[Name, Adapter], Field(max_length=64)] = Field(default_factory=dict)
     """LoRA adapters by the name that clients ask for; who may ask for the model may ask for them."""
     companions: Annotated[dict[Name, Companion], Field(max_length=64)] = Field(default_factory=dict)

@@ -24,7 +24,7 @@ from fabrictool.engines.protocol import FULL_HEADER
 from fabrictool.gateway.continuing import CONTINUING_ENGINES, Utterance, continued_here
 from fabrictool.gateway.directory import Unmet
 from fabrictool.gateway.openai import error_event, error_response, no_such_model
-from fabrictool.gateway.patience import IDLE_UPSTREAM_S, LEAST_S, STREAM
+from fabrictool.gateway.patience import STREAM
 from fabrictool.gateway.ranking import ranked
 from fabrictool.gateway.records import RequestRecord
 from fabrictool.gateway.upstream import AnswerListener
@@ -60,10 +60,12 @@ HOLD_OCTETS: Final = 8 * 1024 * 1024
 """A JSON answer larger than this is passed on as it comes."""
 SLOW_S: Final = 1.0
 """An attempt that failed after longer counts against the retries that a fabric allows."""
-DEADLINE_S: Final = 600.0
-"""After this a request is not tried anew."""
 SHARE: Final = 0.5
-"""Of what is left of it, for an attempt while somebody else could answer: the first one must not use up all of it."""
+"""Of what is left of a request's time, for an attempt while somebody else could answer: the first one must not use up
+all of it.
+"""
+LEAST_SHARE_S: Final = 30.0
+"""For an attempt that begins when little is left, after a long wait for a slot."""
 CHAT_PATH: Final = "/v1/chat/completions"
 UNAVAILABLE: Final = 503
 CLIENT_GONE: Final = 499
@@ -105,8 +107,8 @@ class Exchange(AnswerListener):
         "_passing",
         "_request",
         "_retries",
-        "_retries_left",
         "_rules",
+        "_slow_retries",
         "_status",
         "_streams",
         "_tail",
@@ -154,8 +156,7 @@ class Exchange(AnswerListener):
         self._left = False
         """Whether the agent that was asked last takes nothing any more."""
         self._waiter: Waiter[Admitted] | None = None
-        self._retries_left = rules.retries
-        self._retries = 0
+        self._retries = self._slow_retries = 0
         self._tried: list[RoutingTarget] = []
         self._target: RoutingTarget | None = None
         self._upstream: Upstream | None = None
@@ -195,10 +196,12 @@ class Exchange(AnswerListener):
         """Called every second: give up a replica that has been silent for too long."""
         silent_s = now - self.last_activity
         if self._first_byte is not None:
-            limit = IDLE_UPSTREAM_S
+            limit = self._metrics.patience.idle(self._request.model)
         else:
-            limit = self._metrics.patience.limit(self._request.model, self._form())
-            share = max(LEAST_S, SHARE * (DEADLINE_S - (self._attempt_began - self._began)))
+            patience, model = self._metrics.patience, self._request.model
+            limit = patience.limit(model, self._form())
+            left_s = patience.deadline(model) - (self._attempt_began - self._began)
+            share = max(LEAST_SHARE_S, SHARE * left_s)
             if share < silent_s <= limit and self._others_able(now):
                 limit = share
         if silent_s > limit and self._upstream is not None:
@@ -401,7 +404,7 @@ class Exchange(AnswerListener):
         if retry_reason is not None:
             self._retries += 1
             if now - self._attempt_began > SLOW_S:
-                self._retries_left -= 1
+                self._slow_retries += 1
                 self._metrics.retry_budget.spend(now)
             self._metrics.retried(retry_reason)
         able, policy = available(candidates, now), self._rules.routing_policy
@@ -462,12 +465,13 @@ class Exchange(AnswerListener):
         return ready(entitled, self._tried) or "not-ready"
 
     def _may_retry(self, now: float) -> bool:
-        if self._passing or now - self._began > DEADLINE_S:
+        patience, model = self._metrics.patience, self._request.model
+        if self._passing or now - self._began > patience.deadline(model):
             return False
-        if now - self._attempt_began > SLOW_S and not (
-            self._retries_left > 0 and self._metrics.retry_budget.allows(now)
-        ):
-            return False
+        if now - self._attempt_began > SLOW_S:
+            most = min(self._rules.retries, patience.kind(model).retries)
+            if self._slow_retries >= most or not self._metrics.retry_budget.allows(now):
+                return False
         return isinstance(self._candidates(), list) or self._may_sleep()
 
     def _others_able(self, now: float) -> bool:
@@ -498,7 +502,11 @@ class Exchange(AnswerListener):
 
     def _continue(self, word: str, now: float) -> bool:
         """Have another replica say the rest of a stream; False where none can."""
-        if self._utterance is None or not self._event_stream or now - self._began > DEADLINE_S:
+        if (
+            self._utterance is None
+            or not self._event_stream
+            or now - self._began > self._metrics.patience.deadline(self._request.model)
+        ):
             return False
         body = self._utterance.request(self._tokens)
         if body is None or not isinstance(self._candidates(), list):
@@ -692,7 +700,8 @@ class Exchange(AnswerListener):
         if first is None or target is None:
             return
         took_s = first - self._attempt_began
-        self._metrics.patience.learn(record.model, STREAM if self._request.stream else record.path, took_s)
+        form = STREAM if self._request.stream else record.path
+        self._metrics.patience.learn(record.model, form, took_s, record.completion_tokens)
         if record.ttft_s is not None:
             target.timed(took_s, record.tpot_s)
 

@@ -112,6 +112,7 @@ class GatewayServer(Handler):
         self.directory.replace(targets)
         self._metrics = GatewayMetrics()
         self._metrics.watch(self.directory)
+        self._metrics.patience.declare(rules.patience)
         self._admission = Admission()
         self._streams, self._outbox = Streams(), Outbox()
         self.waking = Waking(clock, self.directory)
@@ -184,6 +185,7 @@ class GatewayServer(Handler):
         self._attach()
         self.know_keys()
         self.accounts.limit_models(limits)
+        self._metrics.patience.declare(rules.patience)
         self.directory.weigh(rules.weights)
         self.follower.follow_all()
 

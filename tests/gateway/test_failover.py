@@ -7,7 +7,7 @@ import aiohttp
 import openai
 import pytest
 
-from fabrictool.gateway.patience import UNKNOWN_STREAM_S
+from fabrictool.gateway.patience import UNKNOWN
 from fabrictool.gateway.staticlist import StaticNode
 from fabrictool.gateway.upstream import ANSWER_HEAD_OCTETS, IDLE_S
 from fabrictool.routing.ejection import OUT_S
@@ -235,7 +235,7 @@ async def test_a_stopped_engine_is_given_up_when_its_model_never_took_so_long(be
         )
         await until(lambda: bed.a.seen)
         (connection,) = bed.gateway.connections
-        bed.clock.advance(UNKNOWN_STREAM_S - 1)
+        bed.clock.advance(UNKNOWN.unknown_s - 1)
         connection.expire()
         assert not task.done()
         bed.clock.advance(2)
