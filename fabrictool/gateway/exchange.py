@@ -67,6 +67,7 @@ all of it.
 LEAST_SHARE_S: Final = 30.0
 """For an attempt that begins when little is left, after a long wait for a slot."""
 CHAT_PATH: Final = "/v1/chat/completions"
+NOT_FOUND: Final = 404
 UNAVAILABLE: Final = 503
 CLIENT_GONE: Final = 499
 """As nginx writes it down."""
@@ -326,6 +327,10 @@ class Exchange(AnswerListener):
             self._drop_attempt(PASSED_OVER if full else LOST)
             self._attempt(str(status), now)
             return
+        if status == NOT_FOUND and self._is_kept_elsewhere(now):
+            self._drop_attempt(PASSED_OVER)
+            self._attempt("elsewhere", now)
+            return
         if self._passing and status != 200:
             if not self._continue(str(status), now):
                 self._break("FT8106", f"{target.replica} would not go on ({status})", status=502)
@@ -473,6 +478,13 @@ class Exchange(AnswerListener):
             if self._slow_retries >= most or not self._metrics.retry_budget.allows(now):
                 return False
         return isinstance(self._candidates(), list) or self._may_sleep()
+
+    def _is_kept_elsewhere(self, now: float) -> bool:
+        """Whether the answer that is continued may be with another replica: another gateway may have asked it, or this
+        one in its life before.
+        """
+        follows = self._request.follows
+        return bool(follows) and self._directory.keeper(follows) is None and self._may_retry(now)
 
     def _others_able(self, now: float) -> bool:
         """Whether the request could go on elsewhere, to somebody who is not out: then no attempt takes all its time."""
