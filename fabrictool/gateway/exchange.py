@@ -66,6 +66,8 @@ all of it.
 """
 LEAST_SHARE_S: Final = 30.0
 """For an attempt that begins when little is left, after a long wait for a slot."""
+SOONEST_S: Final = 1.0
+"""No replica is given up before, for nothing less can be declared: streams in full flow are not looked at further."""
 CHAT_PATH: Final = "/v1/chat/completions"
 NOT_FOUND: Final = 404
 UNAVAILABLE: Final = 503
@@ -196,6 +198,8 @@ class Exchange(AnswerListener):
     def expire(self, now: float) -> None:
         """Called every second: give up a replica that has been silent for too long."""
         silent_s = now - self.last_activity
+        if silent_s < SOONEST_S:
+            return
         if self._first_byte is not None:
             limit = self._metrics.patience.idle(self._request.model)
         else:
