@@ -67,7 +67,7 @@ def _tell_decision(question: str, source: Source, *, assume: bool, as_json: bool
     from fabrictool.cli.planning import WORK, evidence_of, search_progress
     from fabrictool.planner.plan import PlanOptions, decision
 
-    options = PlanOptions(0, WORK / 100, progress=search_progress())
+    options = PlanOptions(0, WORK / 100, progress=search_progress(source.inventory))
     evidence = evidence_of(source, None, assume=assume)
     sentences = decision(source.blueprint, source.inventory, evidence, options, question, now=time.time())
     if as_json:

@@ -231,19 +231,21 @@ def plan(
         drawable(plot)
     models = source.blueprint.models.values()
     replays = len(models) + sum(model.survive is not None for model in models)
-    clock = SearchClock(keeps=meant is None, budget_s=limit.budget_s, models=replays)
+    explains = explain or bool(why_not)
+    clock = SearchClock(keeps=meant is None, budget_s=limit.budget_s, models=replays, explains=explains)
     found_by = solver_named(solver, clock)
     by_clock = isinstance(found_by, ExactSolver)
     if by_clock and len(source.blueprint.models) * len(source.inventory.clusters) > LIKELY_LARGE:
         prepare()  # while tables are made
     watch = SolverWatch(found_by, clock if by_clock else None)
-    progress = search_progress() if meant is None else None
+    progress = search_progress(source.inventory) if meant is None else None
     options = PlanOptions(
         seed,
         limit.work_s if by_clock else limit.as_work_s,
         watch,
         progress,
         explain=explain,
+        explain_left_s=clock.explaining_left_s,
         max_moves=max_moves,
         improve=improve or solver != "exact",
         node_loss=node_loss,
@@ -254,7 +256,7 @@ def plan(
         policy,
         chart,
         plot,
-        explain or bool(why_not),
+        explains,
         verbose,
         as_json,
         detailed_exitcode,

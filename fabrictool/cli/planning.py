@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fabrictool.cli.solve_watch import SearchClock
     from fabrictool.cli.source import Source
     from fabrictool.domain.evidence import Evidence
+    from fabrictool.domain.inventory import Inventory
     from fabrictool.domain.plan import Plan
     from fabrictool.planner.plan import PlanOptions
     from fabrictool.planner.problem import Solution, Solver
@@ -220,9 +221,12 @@ def solver_named(name: str, clock: SearchClock | None = None) -> Solver:
     return SOLVERS[name]()
 
 
-def search_progress() -> Callable[[Solution], None]:
+def search_progress(inventory: Inventory) -> Callable[[Solution], None]:
     """A line a better placement on a terminal's stderr, once a search takes long enough to wonder."""
-    began = time.monotonic()
+    from fabrictool.planner.explaining.wording import valued
+    from fabrictool.planner.plan import currency_of
+
+    began, currency = time.monotonic(), currency_of(inventory)
 
     def show(solution: Solution) -> None:
         passed = time.monotonic() - began
@@ -231,6 +235,6 @@ def search_progress() -> Callable[[Solution], None]:
         stage = solution.stages[-1]
         above = (stage.objective - stage.bound) / max(abs(stage.objective), 1e-9)
         gap = f", gap {above:.2%}" if stage.objective - stage.bound > 1e-4 else ", as good as can be"
-        say(f"{passed:4.0f} s  {stage.name} {stage.objective:.6g}{gap}; Ctrl-C takes the best so far")
+        say(f"{passed:4.0f} s  {valued(stage.name, stage.objective, currency)}{gap}; Ctrl-C takes the best so far")
 
     return show

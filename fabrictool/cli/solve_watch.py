@@ -26,21 +26,30 @@ AFTER_S, AFTER_A_MODEL_S = 0.15, 0.045
 """What comes after a search takes so long, and so much more for each model: replay, names, reasons. Measured."""
 MOST_AFTER = 0.4
 """Of the budget, at most."""
+EXPLAINING, LEAST_EXPLAINING_S, MOST_EXPLAINING = 1 / 5, 2.0, 2 / 5
+"""Of the budget, where something is to be explained: so much, and at least so many seconds where that is not more."""
 
 
 class SearchClock:
     """Ends a search when a budget is used up, or at Ctrl-C where that is to keep what there is."""
 
-    def __init__(self, *, keeps: bool, budget_s: float = math.inf, models: int = 0) -> None:
-        """`budget_s` is for all that this process does, for so many `models`."""
+    def __init__(self, *, keeps: bool, budget_s: float = math.inf, models: int = 0, explains: bool = False) -> None:
+        """`budget_s` is for all that this process does, for so many `models`; whether it `explains` the plan, too."""
         after = min(AFTER_S + AFTER_A_MODEL_S * models, MOST_AFTER * budget_s)
-        self._until = time.monotonic() + budget_s - after - (_age_s() if budget_s < math.inf else 0.0)
+        end = time.monotonic() + budget_s - (_age_s() if budget_s < math.inf else 0.0)
+        explaining = min(max(EXPLAINING * budget_s, LEAST_EXPLAINING_S), MOST_EXPLAINING * budget_s)
+        self._until = end - after - (explaining if explains and budget_s < math.inf else 0.0)
+        self._end = end - min(AFTER_S, MOST_AFTER * budget_s)
         self._interrupts = Interrupts(at_once=False) if keeps else None
 
     def left_s(self) -> float:
         if self.interrupted:
             return 0.0
         return self._until - time.monotonic()
+
+    def explaining_left_s(self) -> float:
+        """Seconds for explaining; a search that was interrupted is explained all the same."""
+        return self._end - time.monotonic()
 
     @property
     def interrupted(self) -> bool:

@@ -100,6 +100,11 @@ class Columns:
         split: tuple[Phase, ...] = ("prefill", "decode")
         return {"unified": ("unified",), "split": split, "any": ("unified", *split)}[self._wanted.phases]
 
+    @property
+    def at_once(self) -> int:
+        """Requests that the engine takes into a batch at most."""
+        return self._wanted.max_num_seqs or engines()[self._wanted.engine].default_max_num_seqs
+
     def everywhere(self) -> Iterator[Option]:
         """All columns on its pools but mixed pipelines: inside one node, or over several where none holds it."""
         for pool in self._pools:

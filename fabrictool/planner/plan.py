@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -25,6 +26,8 @@ from fabrictool.planner.entitled import unserved_groups
 from fabrictool.planner.explaining.explain import explanation, reason_of, reasons
 from fabrictool.planner.explaining.moves import moves_of, refuse_too_few
 from fabrictool.planner.explaining.relaxations import explain_conflict
+from fabrictool.planner.explaining.resolving import Resolver, in_parts
+from fabrictool.planner.explaining.sizing import shape_sentences, shortfall_sentence
 from fabrictool.planner.explaining.whynot import answers, checked
 from fabrictool.planner.extra import extra_sentences
 from fabrictool.planner.gateways import stranded
@@ -40,10 +43,10 @@ from fabrictool.planner.succession import successions, successors
 from fabrictool.planner.uncertain import busiest_hours
 from fabrictool.planner.unchanged import as_applied, is_as_applied, situation_digest
 from fabrictool.planner.units import wanted_units
-from fabrictool.planner.work import units
+from fabrictool.planner.work import StepwiseWork, never, units
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from fabrictool.domain.blueprint import Blueprint
     from fabrictool.domain.evidence import Evidence
@@ -55,13 +58,19 @@ if TYPE_CHECKING:
     from fabrictool.planner.situation import Situation
 
 
+LEAST_WORK = 200
+"""That may be done to explain a placement which was soon there."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlanOptions(SearchOptions):
     """How a plan is searched for, and what it tells."""
 
     explain: bool = False
-    """Adds what rules cost and what was not chosen to the reasons: it solves again, and takes longer. Ctrl-C ends it as
-    well, where there is `progress`, and keeps what it has."""
+    """Adds what rules cost and what was not chosen to the reasons: it solves again, and does as much work as the search
+    at most. Ctrl-C ends it as well, where there is `progress`, and keeps what it has."""
+    explain_left_s: Callable[[], float] = never
+    """Seconds until a clock ends what explains, too."""
     why_not: tuple[str, ...] = ()
     """Questions that the reasons answer, too (`explaining.whynot`)."""
     max_moves: int | None = None
@@ -102,7 +111,7 @@ def plan(
     expiring = stranded(blueprint.every_gateway, evidence) | successions(evidence, now)
     wanted = wanted_units(blueprint, inventory, placement, evidence, successors(expiring))
     currency = currency_of(inventory)
-    sentences = _asked(situation, problem, solution, currency, options)
+    sentences = _asked(situation, _resolver(problem, solution, options), currency, options)
     why, cut = _until_interrupted(sentences, patient=options.progress is None)
     steps = actions(wanted, evidence, expiring)
     forecast = forecast_of(chosen, currency, options.seed)
@@ -121,7 +130,7 @@ def plan(
         situation=situation_digest(asked, built),
         unchanged=kept or msgspec.UNSET,
         reasons=(
-            *reasons(problem, solution, currency),
+            *reasons(problem, solution, currency, forecast.models),
             *standing_sentences(chosen.standing_by),
             *extra_sentences(unit.spec for unit in wanted.values()),
             *learned_sentences(situation.learned),
@@ -174,24 +183,47 @@ def decision(
     problem, solution, currency = chosen.problem, chosen.solution, currency_of(inventory)
     places = dict.fromkeys(pool.device for pool in problem.pools)
     questions = [f"{model}@{place}" for place in places] if whole else [question]
+    resolver = _resolver(problem, solution, options)
     return (
-        *(reason_of(problem, solution, need) for need in problem.needs if whole and need.model == model),
         *(
             sentence
-            for asked in questions
-            for sentence in answers(problem, solution, asked, currency, options.seed, blueprint.bases)
+            for need in problem.needs
+            if whole and need.model == model
+            for sentence in (
+                reason_of(problem, solution, need),
+                *_lacking(chosen, currency, options, model),
+                *shape_sentences(problem, solution, need, currency),
+            )
+        ),
+        *(
+            sentence
+            for part, asked in zip(in_parts(resolver.work, len(questions)), questions, strict=False)
+            for sentence in answers(resolver.within(part), asked, currency, blueprint.bases)
         ),
     )
 
 
-def _asked(
-    situation: Situation, problem: PlacementProblem, solution: Solution, currency: str, options: PlanOptions
-) -> Iterator[str]:
-    """Why it is as it is, as far as somebody wants to know."""
-    if options.explain:
-        yield from explanation(situation, problem, solution, currency, options.seed)
-    for question in options.why_not:
-        yield from answers(problem, solution, question, currency, options.seed, situation.blueprint.bases)
+def _lacking(chosen: Chosen, currency: str, options: PlanOptions, model: str) -> list[str]:
+    """What a model is expected to lack, in a sentence."""
+    models = forecast_of(chosen, currency, options.seed).models
+    return [text for its in models if its.model == model and (text := shortfall_sentence(its))]
+
+
+def _resolver(problem: PlacementProblem, solution: Solution, options: PlanOptions) -> Resolver:
+    """For what is asked afterwards: it may do as much as the search did."""
+    work = StepwiseWork(max(LEAST_WORK, units(solution.work)), options.explain_left_s)
+    return Resolver(problem, solution, options.seed, work)
+
+
+def _asked(situation: Situation, resolver: Resolver, currency: str, options: PlanOptions) -> Iterator[str]:
+    """Why it is as it is, as far as somebody wants to know; each question has an even share of the work."""
+    telling = [partial(explanation, situation, currency=currency)] if options.explain else []
+    telling += [
+        partial(answers, question=question, currency=currency, bases=situation.blueprint.bases)
+        for question in options.why_not
+    ]
+    for part, tell in zip(in_parts(resolver.work, len(telling)), telling, strict=False):
+        yield from tell(resolver.within(part))
 
 
 def destruction(blueprint_digest: str, evidence: Evidence) -> tuple[Plan, list[Problem]]:

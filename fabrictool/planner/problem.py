@@ -235,6 +235,12 @@ class ColumnGenerator(Protocol):
     def mixed(self, stages: Sequence[tuple[Pool, int]], phase: Phase) -> Option | None:
         """Replicas with these stages, (pool, tp) each; None where they do not fit."""
 
+    def at_once(self, variant: str) -> int:
+        """Requests that the engine takes into a batch at most."""
+
+    def widths(self, pool: Pool, variant: str) -> list[int]:
+        """Tensor-parallel degrees that its engine could have there, whether or not the model fits."""
+
     def refusals(self) -> list[str]:
         """Why no replica can stand, for each partition by itself."""
 

@@ -53,6 +53,14 @@ class VariantColumns:
                 return self._named(option, name)
         return None
 
+    def at_once(self, variant: str) -> int:
+        """Requests that the engine takes into a batch at most."""
+        return self.by_name[variant].at_once
+
+    def widths(self, pool: Pool, variant: str) -> list[int]:
+        """Tensor-parallel degrees that its engine could have there, whether or not the model fits."""
+        return self.by_name[variant].degrees(pool)
+
     def refusals(self) -> list[str]:
         """Why no replica can stand, for each partition and variant by itself."""
         of_variants = [(name, columns.refusals()) for name, columns in self.by_name.items()]

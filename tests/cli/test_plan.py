@@ -109,6 +109,24 @@ def test_what_comes_after_a_search_is_kept_back_of_its_budget():
     assert 0.5e5 < many.left_s() <= 0.6e5
 
 
+def test_what_explains_has_a_share_of_the_budget_that_no_search_takes():
+    for budget_s, share_s in ((1e5, 2e4), (5.5, 2.0), (1.0, 0.4)):
+        alone, explained = (SearchClock(keeps=False, budget_s=budget_s, explains=e) for e in (False, True))
+        assert alone.left_s() - explained.left_s() == pytest.approx(share_s, abs=0.1)
+    assert SearchClock(keeps=False, explains=True).left_s() == math.inf
+    assert SearchClock(keeps=False, explains=True).explaining_left_s() == math.inf
+
+
+def test_what_explains_is_the_same_again_and_ends_in_time(fabric, tmp_path, capsys):
+    first, again = tmp_path / "first.json", tmp_path / "again.json"
+    for file in (first, again):
+        assert plan(fabric, "--work", "30", "--explain", "--why-not", "m@cheap", "-o", str(file)) == 0
+    assert first.read_bytes() == again.read_bytes()
+    capsys.readouterr()
+    assert plan(fabric, "--budget", "0.1s", "--explain") == 0
+    assert "was not found out in time" in capsys.readouterr().out
+
+
 def test_a_search_ends_by_one_thing(fabric):
     assert plan(fabric, "--budget", "1s", "--work", "3") == 64
 
@@ -117,7 +135,7 @@ def test_explain_says_what_rules_cost_and_what_was_not_chosen(fabric, tmp_path, 
     assert plan(fabric, "--explain", "-o", str(tmp_path / "plan.json")) == 0
     said = capsys.readouterr().out
     reasons = read_plan(tmp_path / "plan.json").reasons
-    for words in ("m: without its trust allowlist cost would fall by", "second best: ", "not on "):
+    for words in ("m: without its trust allowlist cost would fall by", "as good within 1%: ", "not on "):
         assert any(words in reason for reason in reasons)
         assert words in said
     assert plan(fabric, "--json") == 0

@@ -5,8 +5,11 @@ from fabrictool.domain.evidence import Evidence
 from fabrictool.domain.observed import ClusterFacts, ObservedUnit
 from fabrictool.domain.plan import spec_digest
 from fabrictool.domain.state import Placed, State
+from fabrictool.planner.explaining.alternatives import choice_sentences, unused_sentences
+from fabrictool.planner.explaining.resolving import Resolver
 from fabrictool.planner.situation import Situation
 from fabrictool.planner.solvers.exact import ExactSolver
+from fabrictool.planner.work import StepwiseWork, never
 
 INVENTORY = """\
 apiVersion: fabrictool/v1
@@ -96,3 +99,13 @@ def applied(there, whole, *, away=()):
     }
     state = State(fabric="f", lineage="l", generations=generations, units=started, applied_situation=whole.situation)
     return Evidence(fabric="f", lineage="l", at=0.0, clusters=clusters, specs=specs, state=state)
+
+
+def resolver(instance, solution, *, work=10_000, left_s=never):
+    return Resolver(instance, solution, 0, StepwiseWork(work, left_s))
+
+
+def told(instance, solution, currency="CHF"):
+    """What a plan says of what was not chosen."""
+    asked = resolver(instance, solution)
+    return [*unused_sentences(asked, currency), *choice_sentences(asked, currency)]

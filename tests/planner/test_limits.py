@@ -24,7 +24,7 @@ from fabrictool.planner.solvers.registry import SOLVERS
 from fabrictool.planner.solvers.symmetry import merged
 from fabrictool.planner.stages import values_of
 from fabrictool.planner.verify import violations
-from tests.planner.fabrics import INVENTORY, situation, solved, write_fabric
+from tests.planner.fabrics import INVENTORY, resolver, situation, solved, write_fabric
 from tests.planner.test_exact import MOST, cheapest_load, fits, option, pool, problem, solve
 from tests.planner.test_exact import random_instance as random_models
 from tests.seeds import seeds
@@ -254,7 +254,7 @@ def test_a_limit_that_minima_exceed_is_named_with_what_would_be_enough(tmp_path)
 def test_what_a_limit_costs_is_said(tmp_path):
     fabric = within(tmp_path, blueprint={"quota": Limit(provider="beta", devices=2), "wide": Limit(devices=1000)})
     instance, _ = fabric.build()
-    sentences = list(rule_sentences(fabric, instance, solved(instance), "CHF", 0))
+    sentences = list(rule_sentences(fabric, resolver(instance, solved(instance)), "CHF"))
     (price,) = [text for text in sentences if "quota" in text]
     assert price.startswith("without limit quota (2 devices of provider beta) cost would fall by ")
     assert not any("wide" in text for text in sentences), "it stands in nobody's way"

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from fabrictool.planner.explaining import alternatives, rules
-from fabrictool.planner.explaining.alternatives import alternative_sentences, nearest_unused, runner_up
+from fabrictool.planner.explaining import resolving, rules
+from fabrictool.planner.explaining.alternatives import nearest_unused
 from fabrictool.planner.explaining.rules import price_rules, rule_sentences, rules_of
 from fabrictool.planner.problem import ModelNeed
 from fabrictool.planner.situation import with_model
 from fabrictool.planner.stages import amount, first_change, values_of, where
-from tests.planner.fabrics import situation, solved
+from tests.planner.fabrics import resolver, situation, solved, told
 from tests.planner.test_exact import cheapest_load, fits, option, pool, problem, solve
 
 DEAR = "trust: [alpha]"
@@ -44,7 +44,7 @@ def test_a_model_built_anew_alone_is_what_it_is_among_all(tmp_path):
 )
 def test_a_rule_costs_what_the_plan_without_it_saves(tmp_path, text, words):
     now, built, solution = priced(tmp_path, text)
-    (price,) = (p for p in price_rules(now, built, solution, 0) if p.rule.words == words)
+    (price,) = (p for p in price_rules(now, resolver(built, solution)) if p.rule.words == words)
     without, _ = situation(tmp_path).build()
     assert price.exact
     assert price.stage == "cost"
@@ -52,24 +52,26 @@ def test_a_rule_costs_what_the_plan_without_it_saves(tmp_path, text, words):
     assert saved > 0
     assert price.gain == pytest.approx(saved)
     assert f"m: without {words} cost would fall by {saved:.3g} CHF/h (solved again)" in list(
-        rule_sentences(now, built, solution, "CHF", 0)
+        rule_sentences(now, resolver(built, solution), "CHF")
     )
 
 
 def test_bounds_cost_where_they_bind(tmp_path):
     now, built, solution = priced(tmp_path, "", old="min: 1, max: 40", new="min: 30, max: 40")
-    (price,) = price_rules(now, built, solution, 0)
+    (price,) = price_rules(now, resolver(built, solution))
     assert price.rule.words == "`replicas.min: 30`"
     assert price.stage == "cost"
     now, built, solution = priced(tmp_path, "", old="min: 1, max: 40", new="min: 1, max: 1")
-    (price,) = (p for p in price_rules(now, built, solution, 0) if "max" in p.rule.words)
+    (price,) = (p for p in price_rules(now, resolver(built, solution)) if "max" in p.rule.words)
     assert price.stage == "served"
     assert price.gain > 0
 
 
 def test_a_rule_that_binds_nothing_costs_nothing(tmp_path):
     now, built, solution = priced(tmp_path, "trust: [alpha, beta]\nplace: {spread: none}")
-    assert list(rule_sentences(now, built, solution, "CHF", 0)) == ["rules that cost nothing: m its trust allowlist"]
+    assert list(rule_sentences(now, resolver(built, solution), "CHF")) == [
+        "rules that cost nothing: m its trust allowlist"
+    ]
 
 
 def test_protection_costs_a_replica_that_nobody_asks_for(tmp_path):
@@ -80,25 +82,25 @@ def test_protection_costs_a_replica_that_nobody_asks_for(tmp_path):
     demand = now.blueprint.models["m"].demand
     now = now.with_models({"m": {"demand": demand.model_copy(update={"rate": demand.rate * 0})}})
     built, _ = now.build()
-    (price,) = price_rules(now, built, solved(built), 0)
+    (price,) = price_rules(now, resolver(built, solved(built)))
     assert (price.rule.words, price.stage) == ("`protect`", "cost")
 
 
 def test_large_problems_are_priced_by_the_relaxation(tmp_path, monkeypatch):
     monkeypatch.setattr(rules, "SMALL", 3)
     now, built, solution = priced(tmp_path, DEAR)
-    (price,) = price_rules(now, built, solution, 0)
+    (price,) = price_rules(now, resolver(built, solution))
     assert not price.exact
     assert price.stage == "cost"
-    (sentence,) = rule_sentences(now, built, solution, "CHF", 0)
+    (sentence,) = rule_sentences(now, resolver(built, solution), "CHF")
     assert sentence.endswith("(by the relaxation)")
 
 
 def test_only_so_many_rules_are_priced(tmp_path, monkeypatch):
     monkeypatch.setattr(rules, "MOST_RULES", 1)
     now, built, solution = priced(tmp_path, "trust: [alpha]\ntier: owned")
-    assert len(list(price_rules(now, built, solution, 0))) == 1
-    assert list(rule_sentences(now, built, solution, "CHF", 0))[-1].startswith("1 more rules")
+    assert len(list(price_rules(now, resolver(built, solution)))) == 1
+    assert list(rule_sentences(now, resolver(built, solution), "CHF"))[-1].startswith("1 more rules")
 
 
 # -- what was not chosen ----------------------------------------------------------------------------------------------
@@ -113,11 +115,11 @@ def two_places(**second):
 def test_the_nearest_unused_option_costs_its_reduced_cost():
     instance = two_places()
     solution = solve(instance)
-    (unused,) = nearest_unused(instance, solution, 0).values()
+    (unused,) = nearest_unused(resolver(instance, solution)).values()
     assert instance.options[unused.option].pool.cluster == "b"
     assert unused.stage == "cost"
     assert unused.worse == pytest.approx((3.0 - 1.0) / 0.8)  # a replica carries 0.8 req/s
-    sentences = list(alternative_sentences(instance, solution, "CHF", 0))
+    sentences = told(instance, solution)
     assert sentences[0] == (
         "m: not on b/p (tp 1): each request/s there would mean 2.5 CHF/h more cost (marginal, by the relaxation)"
     )
@@ -126,14 +128,14 @@ def test_the_nearest_unused_option_costs_its_reduced_cost():
 def test_a_model_without_demand_is_told_by_the_replica():
     a, b = pool("a", nodes=4, price=1.0), pool("b", nodes=4, price=3.0)
     instance = problem([ModelNeed("m", 0.0, 1, 4)], [option("m", a), option("m", b)], [a, b], objective=("cost",))
-    (unused,) = nearest_unused(instance, solve(instance), 0).values()
+    (unused,) = nearest_unused(resolver(instance, solve(instance))).values()
     assert (unused.stage, unused.worse) == ("cost", pytest.approx(2.0))
 
 
 def test_the_same_devices_elsewhere_are_no_alternative():
     a, b = pool("a", nodes=4), pool("b", nodes=4)
     instance = problem([ModelNeed("m", 0.8, 0, 4)], [option("m", a), option("m", b)], [a, b], objective=("cost",))
-    assert nearest_unused(instance, solve(instance), 0) == {}
+    assert nearest_unused(resolver(instance, solve(instance))) == {}
 
 
 def test_the_second_best_is_the_best_that_differs():
@@ -145,20 +147,16 @@ def test_the_second_best_is_the_best_that_differs():
         for counts in itertools.product(range(5), repeat=2)
         if counts != chosen and fits(instance, counts)
     )
-    counts, values = runner_up(instance, solution, 0)
-    assert counts != solution.counts
-    assert (values["served"], values["cost"]) == (pytest.approx(best[0], abs=1e-6), pytest.approx(best[1]))
-    assert list(alternative_sentences(instance, solution, "CHF", 0))[-1] == (
-        f"second best: m +1 on a/p (tp 1): {best[1] - values_of(solution)['cost']:.3g} CHF/h more cost"
-    )
+    last = told(instance, solution)[-1]
+    assert last == f"second best: m +1 on a/p (tp 1): {best[1] - values_of(solution)['cost']:.3g} CHF/h more cost"
 
 
 def test_there_is_no_second_best_where_there_is_no_choice(monkeypatch):
     a = pool("a", nodes=2)
     instance = problem([ModelNeed("m", 1.6, 2, 2)], [option("m", a)], [a])
-    assert runner_up(instance, solve(instance), 0) is None
-    monkeypatch.setattr(alternatives, "FEW", 1)
-    assert runner_up(two_places(), solve(two_places()), 0) is None
+    assert told(instance, solve(instance)) == []
+    monkeypatch.setattr(resolving, "FEW", 1)
+    assert not any("second best" in sentence for sentence in told(two_places(), solve(two_places())))
 
 
 # -- comparing --------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """What a plan says is so: each sentence is computed from what it claims."""
 
+import re
 from dataclasses import replace
 
 import msgspec
@@ -10,8 +11,10 @@ from fabrictool.cli.plan_output import PlanOutput, _ending
 from fabrictool.domain.plan import StagePlacement
 from fabrictool.planner.chosen import _last
 from fabrictool.planner.explaining import alternatives
-from fabrictool.planner.explaining.alternatives import Unused, alternative_sentences
+from fabrictool.planner.explaining.alternatives import Unused
 from fabrictool.planner.explaining.explain import reasons
+from fabrictool.planner.explaining.whynot import answers
+from fabrictool.planner.explaining.wording import first_difference, more, valued
 from fabrictool.planner.infeasible import explain_infeasible
 from fabrictool.planner.problem import ModelNeed
 from fabrictool.planner.solvers import cp
@@ -19,7 +22,7 @@ from fabrictool.planner.solvers.cp import CpSolver
 from fabrictool.planner.solvers.reschedule import RescheduleSolver
 from tests.gitops.plans import action, plan
 from tests.gitops.plans import replica as placed
-from tests.planner.fabrics import situation, solved
+from tests.planner.fabrics import resolver, situation, solved, told
 from tests.planner.test_exact import option, pool, problem
 
 OUTPUT = PlanOutput(
@@ -87,7 +90,7 @@ def test_the_minimum_decides_only_where_fewer_would_do():
 
     assert "replicas.min decides" in sentence(0.1, 3, 5)
     assert "replicas.min decides" not in sentence(6.5, 2, 2)
-    assert "more is demanded than they can serve" in sentence(6.5, 2, 2)
+    assert "and 6.5 are demanded: 4.9 more than they can serve" in sentence(6.5, 2, 2)
     assert "replicas.min decides" not in sentence(1.5, 2, 5), "the demand needs two"
 
 
@@ -98,8 +101,56 @@ def test_as_good_is_said_only_of_what_whole_replicas_make_as_good(monkeypatch):
     solution = solved(instance)
     other = next(i for i, o in enumerate(instance.options) if o.pool is dear)
     monkeypatch.setattr(alternatives, "nearest_unused", lambda *_: {"m": Unused(other, "", 0.0)})
-    first = next(iter(alternative_sentences(instance, solution, "CHF", 0)))
+    first = told(instance, solution)[0]
     assert "would mean 3 CHF/h more cost" in first
+
+
+def two_places(rate=0.5):
+    cheap, dear = pool("cheap", nodes=3, price=1), pool("dear", nodes=3, price=4)
+    return problem([ModelNeed("m", rate, 1, 3)], [option("m", p) for p in (cheap, dear)], [cheap, dear],
+                   objective=("slo", "cost"))  # fmt: skip
+
+
+def with_value(solution, stage, value):
+    stages = (replace(s, objective=value) if s.name == stage else s for s in solution.stages)
+    return replace(solution, stages=tuple(stages))
+
+
+def test_what_the_search_missed_is_told_as_better_and_not_as_less_than_nothing():
+    instance = two_places()
+    missed = with_value(solved(instance), "cost", 9.0)  # as of a search that ended too soon
+    sentences = [*told(instance, missed), *answers(resolver(instance, missed), "m@dear", "CHF")]
+    for sentence in sentences:
+        assert not re.search(r"-[0-9.e-]+ (?!on )", sentence), sentence
+    better = "better than what the search ended with: 5 CHF/h less cost; a larger `--budget` or `--work` may find it"
+    assert any(better in sentence for sentence in sentences)
+
+
+def test_the_dust_of_a_large_demand_is_no_difference():
+    instance = two_places()
+    many = replace(instance, needs=(replace(instance.needs[0], rate=500.0),))
+    before = {"served": 0.0, "slo": 40.0, "cost": 3.0}
+    assert first_difference(many, before, before | {"slo": 40.0 - 6e-4}, ["served", "slo", "cost"]) is None
+    assert first_difference(many, before, before | {"slo": 39.9}, ["served", "slo"]) == ("slo", pytest.approx(-0.1))
+
+
+def test_every_stage_that_a_search_reports_has_its_unit():
+    texts = {name: valued(name, value, "CHF") for name, value in
+             (("cost", 470.5), ("energy", 103000.0), ("latency", 6640.96), ("excess", 0.25), ("slo", 0.0),
+              ("fairness", 0.125), ("moves", 1.0), ("replicas", 12.0), ("carbon", 12.0))}  # fmt: skip
+    assert texts == {
+        "cost": "cost 470.5 CHF/h",
+        "energy": "power 103,000 W",
+        "latency": "6,641 requests in the system",
+        "excess": "load times its distance from the SLO 0.25 req/s",
+        "slo": "load that misses the SLO 0 req/s",
+        "fairness": "the largest share that a model or group lacks 12.5%",
+        "moves": "1 replica started or stopped",
+        "replicas": "12 replicas in all",
+        "carbon": "carbon 12 g CO2e/h",
+    }
+    assert more("latency", -2.5, "") == "2.5 fewer requests in the system"
+    assert more("excess", 0.5, "") == "0.5 req/s more load times its distance from the SLO"
 
 
 def test_cp_calls_optimal_only_what_its_bound_reaches(monkeypatch):

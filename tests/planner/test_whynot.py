@@ -3,16 +3,16 @@
 import pytest
 
 from fabrictool.base.errors import UsageError
-from fabrictool.planner.explaining import whynot
+from fabrictool.planner.explaining import resolving, whynot
 from fabrictool.planner.explaining.whynot import answers
 from fabrictool.planner.problem import Level, ModelNeed
 from fabrictool.planner.stages import values_of
-from tests.planner.fabrics import situation, solved
+from tests.planner.fabrics import resolver, situation, solved
 from tests.planner.test_exact import MOST, option, pool, problem, solve
 
 
 def answer(instance, question):
-    return list(answers(instance, solve(instance), question, "CHF", 0))
+    return list(answers(resolver(instance, solve(instance)), question, "CHF"))
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_a_device_means_every_partition_that_has_it(three):
 
 
 def test_what_is_told_of_large_problems_is_marginal(three, monkeypatch):
-    monkeypatch.setattr(whynot, "FEW", 0)
+    monkeypatch.setattr(resolving, "FEW", 0)
     (said,) = answer(three, "m on dear/p")
     assert said.endswith("each request/s there would mean 2.5 CHF/h more cost (marginal, by the relaxation)")
 
@@ -71,5 +71,5 @@ def test_what_is_no_question_is_refused_with_what_there_is(three, question):
 def test_a_place_that_trust_forbids_is_named_with_its_reason(tmp_path):
     built, _ = situation(tmp_path, "trust: [alpha]").build()
     forbidden = [pool for pool in built.pools if pool.provider != "alpha"]
-    (said,) = answers(built, solved(built), f"m on {'/'.join(forbidden[0].key)}", "CHF", 0)
+    (said,) = answers(resolver(built, solved(built)), f"m on {'/'.join(forbidden[0].key)}", "CHF")
     assert "it cannot be: the partition is not allowed: `trust` does not name" in said

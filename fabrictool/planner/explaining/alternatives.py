@@ -1,4 +1,4 @@
-"""What was not chosen: for each model the nearest option that stays empty, and the second-best placement."""
+"""What was not chosen: for each model the nearest option that stays empty, and other placements that are as good."""
 
 from __future__ import annotations
 
@@ -6,32 +6,35 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.planner.formulation import INFINITY, Formulation
+from fabrictool.planner.explaining.resolving import LATE, Comparison
+from fabrictool.planner.explaining.wording import more
+from fabrictool.planner.formulation import INFINITY
 from fabrictool.planner.stages import (
     NOUNS,
     TIE_BREAK,
     TOLERANCE,
-    amount,
-    first_change,
-    in_order,
+    residual,
     stage_names,
     tolerance,
     user_stages,
-    values_of,
     where,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Hashable, Iterator, Mapping, Sequence
 
-    from fabrictool.planner.problem import Option, PlacementProblem, Solution
+    from fabrictool.planner.explaining.resolving import Resolver
+    from fabrictool.planner.formulation import Formulation
+    from fabrictool.planner.problem import Option, PlacementProblem
 
 MOST_MODELS = 20
 """For so many models the nearest unused option is told, those with the largest demand first."""
-FEW = 200
-"""Options up to which the second-best placement is looked for."""
-SECONDS = 5.0
-"""For each of its stages."""
+MOST_CHOICES, NEAR = 3, 2e-3
+"""Gap at which a choice is good enough to be told, as all of them are within 1 %."""
+SHOWN = 5e-4
+"""Of a value: less is no tenth of a percent."""
+WITHIN = 0.01
+"""Of each value that users feel: by no more is a choice worse than the plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,31 +42,35 @@ class Unused:
     """The nearest option of a model without a replica."""
 
     option: int
+    """Of the resolver's problem."""
     stage: str
     """The first that it would make worse; "" when it would do as well."""
     worse: float
     """By how much, for each request/s there; for each replica when the model has no demand."""
 
 
-def nearest_unused(problem: PlacementProblem, solution: Solution, seed: int) -> dict[str, Unused]:
-    """Model → its nearest unused option, by the reduced costs of the relaxation, stage after stage."""
-    relaxed = Formulation(problem, range(len(problem.options)), whole=False)
+def nearest_unused(resolver: Resolver) -> dict[str, Unused]:
+    """Model → its nearest unused option, by the reduced costs of the relaxation, stage after stage.
+
+    Raises FabrictoolError FT2902 when work or time is up.
+    """
+    problem, relaxed = resolver.problem, resolver.relaxation()
     asked = sorted(problem.needs, key=lambda need: (-need.rate, need.model))[:MOST_MODELS]
     # Each unused option with its distance in the stages so far. A fixed count cannot grow, and what is like a used
     # option in all that matters, such as the same devices elsewhere, says nothing.
-    used = {_likeness(problem.options[i]) for i in solution.counts}
+    used = {_likeness(problem, problem.options[i]) for i in resolver.counts}
     candidates: dict[str, dict[int, list[float]]] = {
         need.model: {
             i: []
             for i in problem.of(need.model)
-            if problem.options[i].key not in problem.fixed and _likeness(problem.options[i]) not in used
+            if problem.options[i].key not in problem.fixed and _likeness(problem, problem.options[i]) not in used
         }
         for need in asked
     }
     rate = {need.model: need.rate for need in asked}
     names = [name for name in stage_names(problem) if name != TIE_BREAK and relaxed.terms(name)]
     for name in names:
-        answer = relaxed.minimise(name, seconds=60.0, seed=seed)
+        answer = resolver.relaxed(relaxed, name)
         if answer is None:
             return {}
         for model, options in candidates.items():
@@ -83,111 +90,169 @@ def nearest_unused(problem: PlacementProblem, solution: Solution, seed: int) -> 
     return nearest
 
 
-def _likeness(option: Option) -> tuple[object, ...]:
+def _likeness(problem: PlacementProblem, option: Option) -> Hashable:
+    """What does the same for the same price, wherever it stands; where a group allows providers, these tell apart."""
+    divided = any(need.parts for need in problem.needs if need.model == option.model)
     return (
-        option.model,
+        option.kind,
         option.levels,
         option.cost,
         option.power,
         option.carbon,
         option.preference,
         option.stable,
-        option.phase,
+        frozenset(pool.provider for pool in option.pools) if divided else None,
     )
 
 
-def runner_up(
-    problem: PlacementProblem, solution: Solution, seed: int
-) -> tuple[dict[int, int], dict[str, float]] | None:
-    """(counts, values) of the best placement with another count of at least one option.
-
-    None when there is no other, when there are more than `FEW` options, or when it could not be found in time.
-    """
-    if len(problem.options) > FEW:
-        return None
-    other = _Other(problem, solution.counts)
-    names = [name for name in stage_names(problem) if name != TIE_BREAK]
-    try:
-        result = in_order(other, names, seconds=SECONDS, seed=seed)
-    except FabrictoolError:
-        return None
-    if result is None:
-        return None
-    values, answer = result
-    return other.counts(answer), {name: other.value(name, answer) for name in values}
-
-
-def alternative_sentences(problem: PlacementProblem, solution: Solution, currency: str, seed: int) -> Iterator[str]:
-    """A sentence for each model, and one for the second-best placement."""
+def unused_sentences(resolver: Resolver, currency: str) -> Iterator[str]:
+    """A sentence for each model: what its nearest unused option would cost."""
+    problem, late = resolver.problem, []
     rate = {need.model: need.rate for need in problem.needs}
-    for model, unused in nearest_unused(problem, solution, seed).items():
-        there = where(problem.options[unused.option])
+    try:
+        nearest = nearest_unused(resolver)
+    except FabrictoolError:
+        yield f"what a replica of each model elsewhere would cost {LATE}"
+        return
+    for model, unused in nearest.items():
+        there = where_in(resolver, unused.option)
         if unused.stage:
-            worse = f"{amount(unused.stage, unused.worse, currency)} more {NOUNS[unused.stage]}"
+            worse = more(unused.stage, unused.worse, currency)
             what = "each request/s" if rate[model] else "a replica"
             yield f"{model}: not on {there}: {what} there would mean {worse} (marginal, by the relaxation)"
+        elif not resolver.is_small:
+            yield f"{model}: {there}: as good by the LP bound; whole replicas can cost more"
         else:
-            yield f"{model}: {there}: {_instead(problem, solution, unused.option, currency, seed)}"
-    second = runner_up(problem, solution, seed)
-    if second is not None:
-        counts, values = second
-        names = [*user_stages(problem), "moves", "replicas"]
-        change = first_change(values_of(solution), values, names)
-        loss = "as good" if change is None else f"{amount(change[0], change[1], currency)} more {NOUNS[change[0]]}"
-        yield f"second best: {_differences(problem, solution.counts, counts)}: {loss}"
+            outcome = with_one_of(resolver, [unused.option])
+            if outcome.ending == "late":
+                late.append(model)
+            else:
+                yield f"{model}: {there}: {with_one_words(outcome, currency)}"
+    if late:
+        yield f"what a replica elsewhere would cost {LATE}: {', '.join(late)}"
 
 
-def _instead(problem: PlacementProblem, solution: Solution, option: int, currency: str, seed: int) -> str:
-    """What one replica there would cost, in whole replicas where that can be found out soon."""
-    if len(problem.options) > FEW:
-        return "equally good by the LP bound; whole replicas can cost more"
-    return with_one_of(problem, solution, [option], currency, seed)[0]
+def with_one_of(resolver: Resolver, options: Sequence[int]) -> Comparison:
+    """The problem with at least one replica of one of these options of it."""
+    program = resolver.program()
+    program.program.row(1, INFINITY, [term for option in options for term in program.count(option)])
+    return resolver.best(program)
 
 
-def with_one_of(
-    problem: PlacementProblem, solution: Solution, options: Sequence[int], currency: str, seed: int
-) -> tuple[str, int | None]:
-    """What it would cost to have at least one replica of one of these options, and of which that would be."""
-    there = Formulation(problem, range(len(problem.options)), whole=True)
-    there.program.row(1, INFINITY, [term for option in options for term in there.count(option)])
-    names = [*user_stages(problem), "moves", "replicas"]
+def with_one_words(outcome: Comparison, currency: str) -> str:
+    """What it would cost to have a replica somewhere."""
+    if outcome.ending == "impossible":
+        return "the rules leave no room for a replica there"
+    if outcome.ending == "late":
+        return f"what a replica there would cost {LATE}"
+    worse = outcome.change is not None and outcome.change[1] > 0
+    return f"{'a replica there would mean ' if worse else ''}{outcome.words(currency)}"
+
+
+def choice_sentences(resolver: Resolver, currency: str) -> Iterator[str]:
+    """Other placements whose values are all within 1 % of the plan's or better; where there is none, the next best."""
+    if not resolver.is_small:
+        return
+    others = _Others(resolver)
     try:
-        result = in_order(there, names, seconds=SECONDS, seed=seed)
+        for _ in range(MOST_CHOICES):
+            counts = others.nearby()
+            if counts is None:
+                break
+            outcome = resolver.compared(counts, proved=True)
+            changes = _differences(resolver, resolver.counts, counts)
+            if outcome.change is not None and outcome.change[1] < 0:
+                yield f"{changes}: {outcome.words(currency)}"
+                return  # what is nearly as good as a plan that can be beaten is of no use
+            yield f"as good within {WITHIN:.0%}: {changes}: {_shares(resolver, resolver.worth(counts))}"
+            others.leave_out(counts)
     except FabrictoolError:
-        return "what a replica there would cost was not found out in time", None
-    if result is None:
-        return "the rules leave no room for a replica there", None
-    counts = there.counts(result[1])
-    chosen = next((option for option in options if counts.get(option)), None)
-    change = first_change(values_of(solution), result[0], names)
-    if change is None:
-        return "equally good", chosen
-    return f"a replica there would mean {amount(change[0], change[1], currency)} more {NOUNS[change[0]]}", chosen
+        yield f"whether {'more' if others.known else 'other'} placements are as good within {WITHIN:.0%} {LATE}"
+        return
+    if not others.known:
+        outcome = resolver.best(others.program())
+        if outcome.ending == "compared":
+            yield f"second best: {_differences(resolver, resolver.counts, outcome.counts)}: {outcome.words(currency)}"
+        elif outcome.ending == "late":
+            yield f"the second-best placement {LATE}"
 
 
-def _differences(problem: PlacementProblem, chosen: Mapping[int, int], other: Mapping[int, int]) -> str:
+def _shares(resolver: Resolver, values: Mapping[str, float]) -> str:
+    """By how much each value that users feel differs, in percent of the plan's."""
+    parts = []
+    for name in user_stages(resolver.problem):
+        was, now = resolver.values.get(name, 0.0), values.get(name, 0.0)
+        if abs(now - was) > max(residual(resolver.problem, name, was), SHOWN * abs(was)):
+            parts.append(f"{NOUNS[name].rstrip(',')} {now / was - 1:+.1%}")
+    return ", ".join(parts) or "the same in all that counts"
+
+
+def where_in(resolver: Resolver, i: int) -> str:
+    """Where an option of the resolver's problem is; of alike partitions the first, and that there are others."""
+    return where(resolver.problem.options[i]) + (" or alike" if len(resolver.members[i]) > 1 else "")
+
+
+def _differences(resolver: Resolver, chosen: Mapping[int, int], other: Mapping[int, int]) -> str:
     changes = {i: other.get(i, 0) - chosen.get(i, 0) for i in sorted({*chosen, *other})}
     words = [
-        f"{problem.options[i].model} {change:+d} on {where(problem.options[i])}"
+        f"{resolver.problem.options[i].model} {change:+d} on {where_in(resolver, i)}"
         for i, change in changes.items()
         if change
     ]
     return ", ".join(words)
 
 
-class _Other(Formulation):
-    """The whole program with one rule more: not these counts."""
+class _Others:
+    """The whole program with rules more: not the plan, nor what was told before, nor the same dealt out otherwise."""
 
-    def __init__(self, problem: PlacementProblem, counts: Mapping[int, int]) -> None:
-        super().__init__(problem, range(len(problem.options)), whole=True)
-        most = {need.model: need.maximum for need in problem.needs}
-        differs: list[tuple[int, float]] = []
+    def __init__(self, resolver: Resolver) -> None:
+        self._resolver = resolver
+        self.known: list[Mapping[int, int]] = []
+        """That were told."""
+        problem = resolver.problem
+        self._alike: dict[Hashable, list[int]] = {}
         for i, option in enumerate(problem.options):
-            count, room = counts.get(i, 0), max(most[option.model], counts.get(i, 0)) + 1
-            # One of `more` and `fewer` may be 1 if the count is above, or below, what was chosen.
-            more, fewer = (self.program.column(0, 1, whole=True) for _ in range(2))
-            term = self.count(i)
-            self.program.row(count + 1 - room, INFINITY, [*term, (more, -float(room))])
-            self.program.row(-INFINITY, count - 1 + room, [*term, (fewer, float(room))])
-            differs += [(more, 1.0), (fewer, 1.0)]
-        self.program.row(1, INFINITY, differs)
+            self._alike.setdefault(_likeness(problem, option), []).append(i)
+
+    def leave_out(self, counts: Mapping[int, int]) -> None:
+        self.known.append(counts)
+
+    def program(self) -> Formulation:
+        """Without what is known."""
+        program = self._resolver.program()
+        for counts in (self._resolver.counts, *self.known):
+            self._exclude(program, counts)
+        return program
+
+    def nearby(self) -> dict[int, int] | None:
+        """Counts of one that is hardly worse in anything; None where there is none.
+
+        Raises FabrictoolError FT2902 when work or time is up.
+        """
+        resolver, program = self._resolver, self.program()
+        terms: list[tuple[int, float]] = []
+        for name in user_stages(resolver.problem):
+            was = resolver.values.get(name, 0.0)
+            if program.terms(name):
+                program.keep(name, was + max(WITHIN * abs(was), residual(resolver.problem, name, was)))
+                # All of them together, each by its share: what is lost here may be gained there.
+                terms += [(column, weight / was) for column, weight in program.terms(name) if was > TOLERANCE]
+        result = resolver.searched(program, terms, {}, NEAR)
+        if result.values is None and result.ending != "INFEASIBLE":
+            raise FabrictoolError.of("FT2902", "the solver found nothing in time")
+        return None if result.values is None else program.counts(result)
+
+    def _exclude(self, program: Formulation, counts: Mapping[int, int]) -> None:
+        problem = self._resolver.problem
+        most = {need.model: need.maximum for need in problem.needs}
+        changes: list[tuple[int, float]] = []
+        for alike in self._alike.values():
+            count = sum(counts.get(i, 0) for i in alike)
+            room = max(most[problem.options[alike[0]].model], count) + 1
+            # One of `above` and `below` may be 1 if the count is above, or below, what was chosen.
+            above, below = (program.program.column(0, 1, whole=True) for _ in range(2))
+            terms = [term for i in alike for term in program.count(i)]
+            program.program.row(count + 1 - room, INFINITY, [*terms, (above, -float(room))])
+            program.program.row(-INFINITY, count - 1 + room, [*terms, (below, float(room))])
+            changes += [(above, 1.0), (below, 1.0)]
+        program.program.row(1, INFINITY, changes)

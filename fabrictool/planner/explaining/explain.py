@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from fabrictool.planner.columns import LOADS
-from fabrictool.planner.explaining.alternatives import alternative_sentences
+from fabrictool.planner.explaining.alternatives import choice_sentences, unused_sentences
 from fabrictool.planner.explaining.prices import device_prices
+from fabrictool.planner.explaining.resolving import in_parts
 from fabrictool.planner.explaining.rules import rule_sentences
+from fabrictool.planner.explaining.sizing import count_words, shape_sentences, shortfall_sentence
 from fabrictool.planner.stages import TOLERANCE, where
 from fabrictool.planner.survival import worst_loss
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
+    from fabrictool.domain.plan import ModelForecast
+    from fabrictool.planner.explaining.resolving import Resolver
     from fabrictool.planner.problem import ModelNeed, Option, PlacementProblem, Solution
     from fabrictool.planner.situation import Situation
 
@@ -32,7 +37,8 @@ def reason_of(problem: PlacementProblem, solution: Solution, need: ModelNeed) ->
         if i in solution.counts
     ]
     count = sum(solution.counts.get(i, 0) for i in mine)
-    enough = f"{_rate(need.rate)} demanded, planned at {LOADS[-1]:.0%} of capacity at most"
+    sums = count_words(problem, solution, need)
+    enough = sums or f"{_rate(need.rate)} demanded, planned at {LOADS[-1]:.0%} of capacity at most"
     binding = ""
     most = sum(solution.counts[i] * problem.options[i].levels[-1].rate for i in mine if i in solution.counts)
     least = min((problem.options[i].levels[-1].rate for i in mine if i in solution.counts), default=0.0)
@@ -40,7 +46,7 @@ def reason_of(problem: PlacementProblem, solution: Solution, need: ModelNeed) ->
         binding = "; replicas.min decides the number"
     elif count == need.maximum:
         binding = "; replicas.max is reached"
-    if count and need.rate > most * (1 + TOLERANCE):
+    if count and not sums and need.rate > most * (1 + TOLERANCE):
         binding += "; more is demanded than they can serve"
     if need.spread_sites:
         binding += "; spread over sites"
@@ -49,9 +55,16 @@ def reason_of(problem: PlacementProblem, solution: Solution, need: ModelNeed) ->
     return f"{need.model}: {'; '.join(parts) or 'no replica'}; {enough}{binding}"
 
 
-def reasons(problem: PlacementProblem, solution: Solution, currency: str) -> tuple[str, ...]:
-    """One sentence for each model and what binds it; and what one device more would be worth."""
-    sentences = [reason_of(problem, solution, need) for need in problem.needs]
+def reasons(
+    problem: PlacementProblem, solution: Solution, currency: str, expected: Sequence[ModelForecast] = ()
+) -> tuple[str, ...]:
+    """One sentence for each model and what binds it, one of what it is `expected` to lack; and what one device more
+    would be worth.
+    """
+    lacks = {model.model: shortfall_sentence(model) for model in expected}
+    sentences: list[str] = []
+    for need in problem.needs:
+        sentences += filter(None, (reason_of(problem, solution, need), lacks.get(need.model)))
     for pool in problem.pools:
         taken = sum(
             size * number * count
@@ -85,16 +98,21 @@ def reasons(problem: PlacementProblem, solution: Solution, currency: str) -> tup
     return tuple(sentences)
 
 
-def explanation(
-    situation: Situation, problem: PlacementProblem, solution: Solution, currency: str, seed: int
-) -> Iterator[str]:
-    """What merging gives and costs, what rules cost and what was not chosen; for the latter two the problem is solved
-    again, which takes a while.
+def explanation(situation: Situation, resolver: Resolver, currency: str) -> Iterator[str]:
+    """Why replicas are as wide as they are, what merging gives and costs, what rules cost and what was not chosen; for
+    the latter two the problem is solved again, for as long as there is work for it.
     """
-    yield from merging_sentences(problem, solution)
-    yield from sharing_sentences(problem, solution)
-    yield from rule_sentences(situation, problem, solution, currency, seed)
-    yield from alternative_sentences(problem, solution, currency, seed)
+    for need in resolver.whole.needs:
+        yield from shape_sentences(resolver.whole, resolver.solution, need, currency)
+    yield from merging_sentences(resolver.whole, resolver.solution)
+    yield from sharing_sentences(resolver.whole, resolver.solution)
+    telling: tuple[Callable[[Resolver, str], Iterator[str]], ...] = (
+        partial(rule_sentences, situation),
+        unused_sentences,
+        choice_sentences,
+    )
+    for part, tell in zip(in_parts(resolver.work, len(telling)), telling, strict=False):
+        yield from tell(resolver.within(part), currency)
 
 
 def merging_sentences(problem: PlacementProblem, solution: Solution) -> Iterator[str]:

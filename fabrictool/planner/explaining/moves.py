@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from fabrictool.base.canonical import tidy
 from fabrictool.base.errors import InfeasibleError
 from fabrictool.domain.plan import Moves
+from fabrictool.planner.explaining.wording import first_difference, more
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.highs import SearchLimits
 from fabrictool.planner.moving import changed, moves_in
-from fabrictool.planner.stages import NOUNS, amount, first_change, in_order, user_stages, values_of
+from fabrictool.planner.stages import in_order, user_stages, values_of
 
 if TYPE_CHECKING:
     from fabrictool.planner.problem import PlacementProblem, Solution
@@ -42,12 +43,8 @@ def _otherwise(problem: PlacementProblem, solution: Solution, currency: str, see
     if left is None:
         return "what runs cannot stay: it breaks a rule, or its nodes are gone"
     now = {name: value - moves_in(problem, solution.counts, name) for name, value in values_of(solution).items()}
-    worse = first_change(now, left[0], names)
-    if worse is None:
-        return ""
-    name, change = worse
-    more = amount(name, abs(change), currency)
-    return f"if nothing moved: {more} {'more' if change > 0 else 'less'} {NOUNS[name].rstrip(',')}"
+    change = first_difference(problem, now, left[0], names)
+    return "" if change is None else f"if nothing moved: {more(*change, currency)}"
 
 
 def refuse_too_few(problem: PlacementProblem, seed: int) -> None:

@@ -10,23 +10,28 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
+from fabrictool.planner.explaining.resolving import COLUMNS_PER_UNIT, LATE, in_parts
+from fabrictool.planner.explaining.wording import first_difference, told
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.problem import ResourceLimit
 from fabrictool.planner.situation import with_model
 from fabrictool.planner.solvers.exact import SMALL, ExactSolver
-from fabrictool.planner.stages import NOUNS, TIDYING, amount, first_change, in_order, proved, user_stages, values_of
+from fabrictool.planner.stages import NOUNS, TIDYING, in_order, proved, user_stages, values_of
+from fabrictool.planner.work import PER_SECOND, units
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fabrictool.domain.blueprint import Blueprint, Model
+    from fabrictool.planner.explaining.resolving import Resolver
     from fabrictool.planner.problem import PlacementProblem, Solution
     from fabrictool.planner.situation import Situation
+    from fabrictool.planner.work import StepwiseWork
 
 MOST_RULES = 20
 """So many are priced, those of the models with the largest demand first."""
 SECONDS = 2.0
-"""For each stage of solving again; what takes longer is told by the relaxation."""
+"""Of work, at most, for solving again without a rule; what takes longer is told by the relaxation."""
 NO_MAXIMUM = 100_000
 """The largest `replicas.max` that a blueprint can state."""
 
@@ -56,6 +61,8 @@ class RulePrice:
     """By how much its value would fall."""
     exact: bool
     """Solved again as an integer program, not by the relaxation."""
+    late: bool = False
+    """Whether there was no work left to find it out."""
 
 
 def rules_of(blueprint: Blueprint, problem: PlacementProblem, solution: Solution) -> list[StatedRule]:
@@ -123,18 +130,23 @@ def _rules_of_place(model: Model) -> Iterator[tuple[str, Model] | tuple[str, Mod
         yield "`prefer`", placed(prefer=()), "preference"
 
 
-def price_rules(situation: Situation, problem: PlacementProblem, solution: Solution, seed: int) -> Iterator[RulePrice]:
-    """The first `MOST_RULES` rules with what they cost, one after another."""
+def price_rules(situation: Situation, resolver: Resolver) -> Iterator[RulePrice]:
+    """The first `MOST_RULES` rules with what they cost, one after another, as far as there is work for them."""
+    problem, solution = resolver.whole, resolver.solution
     relaxed: dict[str, float] = {}
-    for rule in rules_of(situation.blueprint, problem, solution)[:MOST_RULES]:
+    rules = rules_of(situation.blueprint, problem, solution)[:MOST_RULES]
+    for work, rule in zip(in_parts(resolver.work, len(rules)), rules, strict=False):
         without = _without(situation, problem, rule)
         names = [name for name in user_stages(problem) if name != rule.stage]
-        after = exact = _exactly(without, seed) if proved(solution) else None
+        after = exact = _exactly(resolver, without, work) if proved(solution) else None
         before = values_of(solution)
         if after is None:
-            relaxed = relaxed or _relaxed(problem, seed)
-            before, after = relaxed, _relaxed(without, seed)
-        change = first_change(before, after, names)
+            relaxed = relaxed or _relaxed(problem, resolver.seed, work)
+            before, after = relaxed, _relaxed(without, resolver.seed, work)
+        if not (before and after):
+            yield RulePrice(rule, "", 0.0, exact=False, late=True)
+            continue
+        change = first_difference(problem, before, after, names)
         stage, gain = (change[0], -change[1]) if change is not None and change[1] < 0 else ("", 0.0)
         yield RulePrice(rule, stage, gain, exact is not None)
 
@@ -145,42 +157,54 @@ def _without(situation: Situation, problem: PlacementProblem, rule: StatedRule) 
     return with_model(situation, problem, rule.model, rule.without)
 
 
-def rule_sentences(
-    situation: Situation, problem: PlacementProblem, solution: Solution, currency: str, seed: int
-) -> Iterator[str]:
-    """A sentence for each rule that costs something, and one for those that do not."""
+def rule_sentences(situation: Situation, resolver: Resolver, currency: str) -> Iterator[str]:
+    """A sentence for each rule that costs something, one for those that do not, and one for those that had no time."""
     free: list[str] = []
-    for price in price_rules(situation, problem, solution, seed):
+    late: list[str] = []
+    for price in price_rules(situation, resolver):
         rule, how = price.rule, "solved again" if price.exact else "by the relaxation"
         if price.stage:
-            gain = amount(price.stage, price.gain, currency)
+            gain = told(price.stage, price.gain, currency)
             whose = f"{rule.model}: " if rule.model else ""
             yield f"{whose}without {rule.words} {NOUNS[price.stage]} would fall by {gain} ({how})"
         else:
-            free.append(f"{rule.model} {rule.words}".lstrip())
+            (late if price.late else free).append(f"{rule.model} {rule.words}".lstrip())
     if free:
         yield f"rules that cost nothing: {'; '.join(free)}"
-    left = len(rules_of(situation.blueprint, problem, solution)) - MOST_RULES
+    if late:
+        yield f"what these rules cost {LATE}: {'; '.join(late)}"
+    left = len(rules_of(situation.blueprint, resolver.whole, resolver.solution)) - MOST_RULES
     if left > 0:
         yield f"{left} more rules, of models with less demand, are not priced"
 
 
-def _exactly(problem: PlacementProblem, seed: int) -> dict[str, float] | None:
-    """Proved values of the users' stages, if they can be had soon."""
-    if len(problem.options) > SMALL:
+def _exactly(resolver: Resolver, problem: PlacementProblem, work: StepwiseWork) -> dict[str, float] | None:
+    """Proved values of the users' stages, if they can be had with so much work; the plan is where the search begins."""
+    if len(problem.options) > SMALL or not work.more():
         return None
+    counts = {resolver.whole.options[i].key: count for i, count in resolver.solution.counts.items()}
+    known = {i: counts[option.key] for i, option in enumerate(problem.options) if option.key in counts}
+    within = min(units(SECONDS), work.limit - work.spent) / PER_SECOND
     last: Solution | None = None
     try:
-        for solution in ExactSolver().solve(problem, deadline_s=SECONDS, seed=seed):
+        search = ExactSolver(work.for_steps_s).solve(
+            problem, deadline_s=within, seed=resolver.seed, warm=replace(resolver.solution, counts=known)
+        )
+        for solution in search:
             last = solution
             if solution.stages[-1].name in TIDYING:
                 break
     except FabrictoolError:  # nothing was found in time
         return None
+    work.done(units(within if last is None else last.work))
     return values_of(last) if last is not None and proved(last) else None
 
 
-def _relaxed(problem: PlacementProblem, seed: int) -> dict[str, float]:
+def _relaxed(problem: PlacementProblem, seed: int, work: StepwiseWork) -> dict[str, float]:
+    """The relaxation's values; none where there is no work left for them."""
+    if not work.more():
+        return {}
     relaxed = Formulation(problem, range(len(problem.options)), whole=False)
     result = in_order(relaxed, user_stages(problem), seconds=60.0, seed=seed)
+    work.done(len(user_stages(problem)) * relaxed.program.columns // COLUMNS_PER_UNIT)
     return result[0] if result is not None else {}

@@ -9,15 +9,17 @@ import re
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from fabrictool.base.errors import UsageError
-from fabrictool.planner.explaining.alternatives import FEW, with_one_of
-from fabrictool.planner.formulation import Formulation
-from fabrictool.planner.stages import NOUNS, TIE_BREAK, TOLERANCE, amount, number, stage_names, tolerance, where
+from fabrictool.base.errors import FabrictoolError, UsageError
+from fabrictool.planner.explaining.alternatives import with_one_of, with_one_words
+from fabrictool.planner.explaining.resolving import LATE, in_parts
+from fabrictool.planner.explaining.wording import more
+from fabrictool.planner.stages import TIE_BREAK, TOLERANCE, number, stage_names, tolerance, where
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from fabrictool.planner.problem import Option, PlacementProblem, Pool, Solution
+    from fabrictool.planner.explaining.resolving import Resolver
+    from fabrictool.planner.problem import Option, Pool
 
 MOST_PLACES = 6
 """Partitions that are answered for one by one."""
@@ -51,29 +53,24 @@ def checked(
     return model, meant
 
 
-# Wide: what was chosen, what is asked, and how it is told.
-def answers(
-    problem: PlacementProblem,
-    solution: Solution,
-    question: str,
-    currency: str,
-    seed: int,
-    bases: Mapping[str, str] = NO_BASES,
-) -> Iterator[str]:
+def answers(resolver: Resolver, question: str, currency: str, bases: Mapping[str, str] = NO_BASES) -> Iterator[str]:
     """A sentence for each partition that is meant. Raises as `checked`."""
+    problem = resolver.whole
     model, pools = checked(question, [need.model for need in problem.needs], problem.pools, bases)
-    for pool in pools[:MOST_PLACES]:
-        yield f"{model} on {'/'.join(pool.key)}: {_answer(problem, solution, model, pool, currency, seed)}"
+    asked = pools[:MOST_PLACES]
+    for part, pool in zip(in_parts(resolver.work, len(asked)), asked, strict=False):
+        yield f"{model} on {'/'.join(pool.key)}: {_answer(resolver.within(part), model, pool, currency)}"
     left = len(pools) - MOST_PLACES
     if left > 0:
         yield f"{left} more partition{'s'[: left != 1]} like these: name one for its answer"
 
 
-def _answer(problem: PlacementProblem, solution: Solution, model: str, pool: Pool, currency: str, seed: int) -> str:
+def _answer(resolver: Resolver, model: str, pool: Pool, currency: str) -> str:
+    problem, counts = resolver.whole, resolver.solution.counts
     here = [i for i in problem.of(model) if pool.key in {its.key for its in problem.options[i].pools}]
-    placed = [i for i in here if solution.counts.get(i)]
+    placed = [i for i in here if counts.get(i)]
     if placed:
-        parts = [f"{solution.counts[i]} on {where(problem.options[i])}" for i in placed]
+        parts = [f"{counts[i]} on {where(problem.options[i])}" for i in placed]
         return f"the plan has it there: {', '.join(parts)}"
     if not here:
         generator = problem.columns.get(model)
@@ -82,9 +79,10 @@ def _answer(problem: PlacementProblem, solution: Solution, model: str, pool: Poo
         return f"it cannot be: the partition {mine[0].partition(' ')[2]}" if mine else "it cannot be"
     best = min(here, key=lambda i: (_misses(problem.options[i]), problem.options[i].cost / problem.options[i].capacity))
     loss = ""
-    if len(problem.options) <= FEW:  # the option that suits this demand, not that of a full replica
-        loss, chosen = with_one_of(problem, solution, here, currency, seed)
-        best = best if chosen is None else chosen
+    if resolver.is_small:  # the option that suits this demand, not that of a full replica
+        outcome = with_one_of(resolver, [resolver.place_of[i] for i in here])
+        loss = with_one_words(outcome, currency)
+        best = next((i for i in here if outcome.counts.get(resolver.place_of[i])), best)
     option = problem.options[best]
     facts = [f"a replica on {where(option)} takes {number(option.capacity)} req/s"]
     if option.cost:
@@ -95,21 +93,24 @@ def _answer(problem: PlacementProblem, solution: Solution, model: str, pool: Poo
         facts.append(
             f"it keeps the SLO up to {number(attained)} req/s" if attained else "it misses the SLO under any load"
         )
-    return f"{'; '.join(facts)}; {loss or _distance(problem, best, currency, seed)}"
+    return f"{'; '.join(facts)}; {loss or _distance(resolver, resolver.place_of[best], currency)}"
 
 
-def _distance(problem: PlacementProblem, i: int, currency: str, seed: int) -> str:
+def _distance(resolver: Resolver, i: int, currency: str) -> str:
     """Of a problem that takes long to solve again: what the relaxation says of a little load there."""
-    relaxed = Formulation(problem, range(len(problem.options)), whole=False)
-    for name in (name for name in stage_names(problem) if name != TIE_BREAK and relaxed.terms(name)):
-        answer = relaxed.minimise(name, seconds=60.0, seed=seed)
-        if answer is None:
-            break
-        distance = relaxed.distance(answer, i)
-        if distance > TOLERANCE:
-            worse = f"{amount(name, distance, currency)} more {NOUNS[name]}"
-            return f"each request/s there would mean {worse} (marginal, by the relaxation)"
-        relaxed.keep(name, answer.objective + tolerance(name, answer.objective))
+    relaxed = resolver.relaxation()
+    try:
+        for name in (name for name in stage_names(resolver.problem) if name != TIE_BREAK and relaxed.terms(name)):
+            answer = resolver.relaxed(relaxed, name)
+            if answer is None:
+                break
+            distance = relaxed.distance(answer, i)
+            if distance > TOLERANCE:
+                worse = more(name, distance, currency)
+                return f"each request/s there would mean {worse} (marginal, by the relaxation)"
+            relaxed.keep(name, answer.objective + tolerance(name, answer.objective))
+    except FabrictoolError:
+        return f"what a replica there would cost {LATE}"
     return "by the relaxation it would do as well; whole replicas can cost more"
 
 
