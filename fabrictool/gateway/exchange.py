@@ -705,9 +705,9 @@ class Exchange(AnswerListener):
         read = usage.prompt
         if usage.counted:
             if end == "answered" and not self._former_tokens:
-                density.learn(asked.model, len(asked.body), read)
+                density.learn(asked.model, asked.path, len(asked.body), read)
         elif not read and end != "answered" and self._first_byte is not None and status == 200 and self._target:
-            read = density.tokens(asked.model, len(asked.body), self._target.context)
+            read = density.tokens(asked.model, asked.path, len(asked.body), self._target.context)
         return max(0, read - self._former_tokens)  # what was said is counted as an answer
 
     def _learn(self, record: RequestRecord) -> None:
