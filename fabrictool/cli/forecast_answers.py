@@ -219,7 +219,7 @@ class HorizonTotals(msgspec.Struct, frozen=True, kw_only=True):
     """Requests, of those that are unserved, for which replicas still loaded."""
     misses_slo: float
     unserved_after_losses: float
-    """Requests by priority, of all losses that models are to survive, each by itself; 0: it survives them."""
+    """Requests by priority, of all losses that models are to survive and that some placement can, each by itself."""
 
 
 class HorizonQuota(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ from fabrictool.planner.loading import lead_of
 from fabrictool.planner.quotas import quotas_of
 from fabrictool.planner.schedules import different
 from fabrictool.planner.steps import HOUR_S, steps_of, waits_of
-from fabrictool.planner.survival import worst_loss
+from fabrictool.planner.survival import exposure, worst_loss
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -138,7 +138,7 @@ def text(horizon: Horizon, currency: str, zone: tzinfo, now: float) -> str:
     if any(way.over for _, way in others):
         lines.append("▲ uses more of a limit than there is: it could not be run")
     if any(way.exposed for _, way in ways):
-        lines.append("▽ does not survive every loss that its models are to `survive`")
+        lines.append("▽ does not survive a loss that its models are to `survive`, and others could")
     return "\n".join(lines)
 
 
@@ -175,18 +175,21 @@ def _exposed(horizon: Horizon, zone: tzinfo) -> list[str]:
     """In how many steps a model would not survive what it is to, and what is lost most in the first of them."""
     lines = []
     for name in [need.model for need in horizon.steps[0].problem.needs if need.survive is not None]:
-        losses = []
+        exposed = []
         for step, part in zip(horizon.steps, horizon.schedule.parts, strict=True):
             known = {option.key: i for i, option in enumerate(step.problem.options)}
             counts = {known[key]: count for key, count in part.placed if key in known}
             need = next(need for need in step.problem.needs if need.model == name)
             loss, rate = worst_loss(step.problem, need, counts)
-            losses += [(step, loss, rate / need.rate if need.rate else 1.0)] if loss is not None else []
-        if losses:
-            step, loss, share = losses[0]
-            number = f"{len(losses)} step{'s'[: len(losses) != 1]}"
-            lines.append(f"{name} does not survive every loss in {number},")
-            lines.append(f"  first {_time(step.begin, zone)}: without {loss.words} {_share(1.0 - share)} is served")
+            if loss is not None:
+                able = exposure(step.problem, need, counts) > 0.0
+                exposed.append((step, loss, 1.0 - rate / need.rate if need.rate else 0.0, able))
+        if exposed:
+            step, loss, share, _ = exposed[0]
+            number = f"{len(exposed)} step{'s'[: len(exposed) != 1]}"
+            never = "" if any(able for *_, able in exposed) else ", as no placement can"
+            lines.append(f"{name} does not survive every loss in {number}{never},")
+            lines.append(f"  first {_time(step.begin, zone)}: without {loss.words} {_share(share)} is served")
     return lines
 
 

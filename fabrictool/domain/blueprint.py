@@ -25,6 +25,7 @@ from fabrictool.domain.quantities import (
     Instant,
     Latency,
     ListHash,
+    Margin,
     Memory,
     Name,
     Price,
@@ -865,6 +866,9 @@ class Blueprint(Document):
     (max-min)."""
     move_price: Price | None = None
     """What a started or stopped replica must save per hour at least; part of ``cost``, so that re-plans stay small."""
+    hysteresis: Margin = units.Share(0.1)
+    """A model gives up a running replica only where its demand could grow by so much without it, unless others want the
+    devices; ``0%``: at once. Of a model's devices a third at most stands by so."""
     limits: dict[Name, Limit] = Field(default_factory=dict)
     """What the fabric may use and spend at most, by a name of yours, beside what the inventory's `limits` grant."""
     scenarios: dict[Name, dict[str, Any]] = Field(default_factory=dict)

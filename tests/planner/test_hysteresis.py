@@ -5,13 +5,18 @@ from dataclasses import replace
 
 import pytest
 
-from fabrictool.planner.hysteresis import GROWTH, standing_sentences, steadied
+from fabrictool.planner.chosen import SearchOptions, best
+from fabrictool.planner.hysteresis import standing_sentences, steadied
 from fabrictool.planner.problem import ModelNeed, ResourceLimit
 from fabrictool.planner.solvers.appraisal import settled
 from fabrictool.planner.stages import values_of
+from fabrictool.planner.survival import after_loss
+from tests.planner.fabrics import situation
 from tests.planner.test_exact import MOST, option, pool, problem, solve
 from tests.planner.test_phases import between, phase
 from tests.seeds import seeds
+
+GROWTH = 0.1
 
 
 def fabric(rate, current, *, maximum=9, others=(), nodes=9):
@@ -23,7 +28,7 @@ def fabric(rate, current, *, maximum=9, others=(), nodes=9):
 
 
 def count(instance, model="m"):
-    solution, standing = steadied(instance, solve(instance), 0)
+    solution, standing = steadied(instance, solve(instance), GROWTH, 0)
     return sum(k for i, k in solution.counts.items() if instance.options[i].model == model), standing
 
 
@@ -34,6 +39,7 @@ def count(instance, model="m"):
         (2.7, 4, {}),  # 2.97: three do with a tenth more
         (2.0, 4, {"m": 1}),  # 2.2 need three
         (1.7, 4, {}),
+        (0.95, 2, {}),  # who needs one does not pay for two
         (4.0, 3, {}),  # it grows by what it needs
     ],
 )
@@ -45,7 +51,7 @@ def test_what_a_tenth_more_would_need_stays(asked, running, stays):
 @seeds(3, drawn=5, long=100)
 def test_a_demand_that_wavers_is_planned_for_once(seed):
     rng = random.Random(seed)
-    middle = rng.uniform(0.5, 6.0) * MOST
+    middle = rng.uniform(1.2, 6.0) * MOST
     current, changes = 0, []
     for _ in range(12):
         now, _ = count(fabric(middle * rng.uniform(1 - GROWTH / 2.1, 1 + GROWTH / 2.1), current))
@@ -75,7 +81,7 @@ def test_each_model_by_itself_where_not_all_can_stay():
     needs = [ModelNeed("m", 3.0 * MOST, 1, 9), ModelNeed("n", 2.0 * MOST, 1, 9), ModelNeed("o", 1.0 * MOST, 1, 1)]
     running = {options[0].key: 4, options[1].key: 3}
     instance = problem(needs, options, [where], objective=("slo", "cost"), current=running)
-    solution, standing = steadied(instance, solve(instance), 0)
+    solution, standing = steadied(instance, solve(instance), GROWTH, 0)
     assert standing == {"m": 1}
     assert sum(solution.counts.values()) == 7
 
@@ -87,7 +93,7 @@ def test_of_pairs_each_half_has_its_own():
     running = {its.key: 3 for its in options}
     instance = problem([ModelNeed("m", 2.0, 0, 9)], options, [where], objective=("slo", "cost"), current=running)
     instance = replace(instance, transfers=between("m", where, where))
-    solution, standing = steadied(instance, solve(instance), 0)
+    solution, standing = steadied(instance, solve(instance), GROWTH, 0)
     by_phase = {instance.options[i].phase: k for i, k in solution.counts.items()}
     assert (by_phase, standing) == ({"prefill": 3, "decode": 2}, {"m": 1})
 
@@ -95,21 +101,39 @@ def test_of_pairs_each_half_has_its_own():
 def test_the_search_is_judged_by_what_it_had_and_the_loads_are_of_all():
     instance = fabric(3.0 * MOST, 4)
     found = solve(instance)
-    solution, _ = steadied(instance, found, 0)
+    solution, _ = steadied(instance, found, GROWTH, 0)
     cost = next(stage for stage in solution.stages if stage.name == "cost")
     assert cost.objective == pytest.approx(values_of(found)["cost"] + 2.0, rel=0.02)
     assert cost.searched == pytest.approx(values_of(found)["cost"])
     assert sum(settled(instance, solution, 0).loads.values()) == pytest.approx(3.0 * MOST)
 
 
+def test_only_a_plan_keeps_them_and_its_explanations_are_of_what_it_needs(tmp_path):
+    """Of what-ifs that keep what stands by, a smaller demand would save nothing; and a second best beats no plan."""
+    first = best(situation(tmp_path, old="rate: 200 req/s", new="rate: 50 req/s"), SearchOptions(work_s=5.0))
+    of_each = after_loss(
+        next(o for i, o in enumerate(first.problem.options) if o.model == "m" and i in first.solution.counts)
+    )
+    there = situation(tmp_path, old="rate: 200 req/s", new=f"rate: {3.9 * of_each:.6g} req/s")
+    again = best(there, SearchOptions(work_s=5.0))
+    running = {again.problem.options[i].key: count for i, count in again.solution.counts.items()}
+    key = next(key for key in running if key[0] == "m")
+    larger = replace(there, current=running | {key: running[key] + 1})
+    plain, steady = (best(larger, SearchOptions(work_s=5.0, steady=steady)) for steady in (False, True))
+    assert (plain.solution.counts, dict(plain.standing_by), plain.needed) == (again.solution.counts, {}, None)
+    assert steady.standing_by == {"m": 1}
+    assert sum(steady.solution.counts.values()) == sum(running.values()) + 1
+    assert steady.needed.counts == plain.solution.counts
+
+
 def test_it_is_said():
-    assert standing_sentences({"m": 1, "b": 2}) == (
+    assert standing_sentences({"m": 1, "b": 2}, 0.1) == (
         (
             "b: 2 replicas stay that the demand of now does not need: with 10% more it would need them again"
-            " (`plan --improve` stops them)"
+            " (`hysteresis`; `plan --improve` stops them)"
         ),
         (
             "m: 1 replica stays that the demand of now does not need: with 10% more it would need it again"
-            " (`plan --improve` stops it)"
+            " (`hysteresis`; `plan --improve` stops it)"
         ),
     )
