@@ -266,7 +266,7 @@ def _chosen(situation: Situation, options: PlanOptions, evidence: Evidence) -> t
     try:
         return best(situation, options, built), built[0]
     except InfeasibleError as error:
-        refuse_too_few(built[0], options.seed)
+        refuse_too_few(built[0], options.seed, options.explain_left_s)
         raise _cause_first([*error.problems, *explain_conflict(situation)], situation, observed) from error
 
 

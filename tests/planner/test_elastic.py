@@ -24,7 +24,7 @@ from fabrictool.engines.vllm import Vllm
 from fabrictool.mesh.records import Lifecycle
 from fabrictool.planner.assign import assign
 from fabrictool.planner.build import build_problem
-from fabrictool.planner.explaining.explain import explanation
+from fabrictool.planner.explaining.explain import merging_sentences
 from fabrictool.planner.plan import PlanOptions, plan
 from fabrictool.planner.problem import replica_key
 from fabrictool.planner.situation import Situation, placed_option
@@ -351,7 +351,7 @@ def test_explain_prices_merging(tmp_path):
     problem, _ = situation.build()
     *_, solution = ExactSolver().solve(problem, deadline_s=30, seed=0)
     its = problem.options[0].elastic
-    sentence = next(iter(explanation(situation, problem, solution, "CHF", 0)))
+    sentence = next(iter(merging_sentences(problem, solution)))
     assert sentence.startswith("m: 2 merging engines of 1×cpu in c/g hold")
     for figure in (its.tokens, its.tokens // 2, its.whole_tokens):
         assert f"{figure:,}" in sentence

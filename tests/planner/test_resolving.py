@@ -6,12 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from fabrictool.base.errors import FabrictoolError
+from fabrictool.base.errors import FabrictoolError, InfeasibleError
+from fabrictool.planner.explaining.exchanges import exchanges
 from fabrictool.planner.explaining.explain import explanation
-from fabrictool.planner.explaining.resolving import in_parts
+from fabrictool.planner.explaining.moves import refuse_too_few
+from fabrictool.planner.explaining.resolving import Resolver, in_parts
 from fabrictool.planner.explaining.rules import rule_sentences
 from fabrictool.planner.explaining.whynot import answers
+from fabrictool.planner.highs import Searched
 from fabrictool.planner.problem import ModelNeed
+from fabrictool.planner.program import Program
 from fabrictool.planner.work import StepwiseWork
 from tests.planner.fabrics import resolver, situation, solved, told
 from tests.planner.test_exact import option, pool, problem, solve
@@ -34,7 +38,7 @@ def test_what_had_no_time_is_named(tmp_path):
     ]
     for sentence in (*told(built, solved(built)), *explanation(now, resolver(built, solved(built)), "CHF")):
         assert "in time" not in sentence
-    late = list(explanation(now, asked, "CHF"))
+    late = [sentence for sentence in explanation(now, asked, "CHF") if " limits it: " not in sentence]
     assert len(late) == 3
     assert all("was not found out in time" in sentence for sentence in late)
     instance = three_places()
@@ -99,3 +103,40 @@ def test_what_is_within_one_percent_is_a_choice():
     assert not any("second best" in sentence for sentence in sentences)
     far = told(three_places(), solve(three_places()))
     assert far[-1] == "second best: m -1 on a/p (tp 1), m +1 on b/p (tp 1): 0.3 CHF/h more cost"
+
+
+def test_an_exchange_is_one_that_has_room_and_serves_as_much():
+    a, b = pool("a", nodes=4, price=1.0), pool("b", nodes=2, price=1.3, device="y")
+    options = [option("m", a), option("m", b, capacity=0.5)]
+    instance = problem([ModelNeed("m", 1.6, 0, 8)], options, [a, b], objective=("slo", "cost"))
+    asked = resolver(instance, solve(instance))
+    on_b = next(i for i, its in enumerate(instance.options) if its.pool is b)
+    on_a = 1 - on_b
+    exchanged = list(exchanges(asked, [on_b], math.inf))
+    assert exchanged == [{on_a: 2, on_b: 1}, {on_a: 1, on_b: 2}], "for two of a it has no room for four"
+    assert list(exchanges(asked, [on_b], 0.01)) == []
+
+
+def test_what_is_not_proved_is_told_as_the_most_that_it_would_be(monkeypatch):
+    """Where no work is left for a search, an exchange that keeps the rules is an answer all the same."""
+    instance = three_places()
+    monkeypatch.setattr(Resolver, "searched", lambda *_: (_ for _ in ()).throw(FabrictoolError.of("FT2902", "late")))
+    (answer,) = answers(resolver(instance, solve(instance)), "m@b", "CHF")
+    assert answer.endswith("a replica there would mean up to 0.3 CHF/h more cost")
+    assert (
+        told(instance, solve(instance))[-1]
+        == "whether other placements are as good within 1% was not found out in time"
+    )
+
+
+def test_that_rules_need_more_moves_is_said_only_where_it_is_proved(monkeypatch):
+    where = pool("a", nodes=4)
+    running = {("m", "a", "p", 1, 1, "unified"): 1}
+    instance = problem([ModelNeed("m", 0.5, 3, 4)], [option("m", where)], [where], current=running)
+    limited = replace(instance, max_moves=1)
+    part = Searched("FEASIBLE", None, 1.5, 1, in_time=True)
+    monkeypatch.setattr(Program, "searched", lambda *_: part)
+    with pytest.raises(InfeasibleError, match="the rules need at least 2 moves, and `--max-moves` allows 1"):
+        refuse_too_few(limited, 0)
+    monkeypatch.setattr(Program, "searched", lambda *_: replace(part, bound=1.0))
+    refuse_too_few(limited, 0)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
+from fabrictool.planner.explaining.exchanges import exchanges
 from fabrictool.planner.explaining.resolving import LATE, Comparison
 from fabrictool.planner.explaining.wording import more
 from fabrictool.planner.formulation import INFINITY
@@ -31,6 +33,8 @@ MOST_MODELS = 20
 """For so many models the nearest unused option is told, those with the largest demand first."""
 MOST_CHOICES, NEAR = 3, 2e-3
 """Gap at which a choice is good enough to be told, as all of them are within 1 %."""
+MOST_GUESSES, MOST_EXCHANGES = 8, 100
+"""That are judged: for a replica of one kind, and for choices."""
 SHOWN = 5e-4
 """Of a value: less is no tenth of a percent."""
 WITHIN = 0.01
@@ -136,7 +140,17 @@ def with_one_of(resolver: Resolver, options: Sequence[int]) -> Comparison:
     """The problem with at least one replica of one of these options of it."""
     program = resolver.program()
     program.program.row(1, INFINITY, [term for option in options for term in program.count(option)])
-    return resolver.best(program)
+    return resolver.best(program, _guess(resolver, options))
+
+
+def _guess(resolver: Resolver, options: Sequence[int]) -> dict[int, int] | None:
+    """The first exchange for one of these options that keeps the rules; None where no soon judged one does."""
+    for counts in islice(exchanges(resolver, options, INFINITY), MOST_GUESSES):
+        if not resolver.work.more():
+            return None
+        if resolver.worth(counts) is not None:
+            return counts
+    return None
 
 
 def with_one_words(outcome: Comparison, currency: str) -> str:
@@ -155,17 +169,13 @@ def choice_sentences(resolver: Resolver, currency: str) -> Iterator[str]:
         return
     others = _Others(resolver)
     try:
-        for _ in range(MOST_CHOICES):
-            counts = others.nearby()
-            if counts is None:
-                break
+        for counts in others.choices():
             outcome = resolver.compared(counts, proved=True)
             changes = _differences(resolver, resolver.counts, counts)
             if outcome.change is not None and outcome.change[1] < 0:
                 yield f"{changes}: {outcome.words(currency)}"
                 return  # what is nearly as good as a plan that can be beaten is of no use
-            yield f"as good within {WITHIN:.0%}: {changes}: {_shares(resolver, resolver.worth(counts))}"
-            others.leave_out(counts)
+            yield f"as good within {WITHIN:.0%}: {changes}: {_shares(resolver, resolver.worth(counts) or {})}"
     except FabrictoolError:
         yield f"whether {'more' if others.known else 'other'} placements are as good within {WITHIN:.0%} {LATE}"
         return
@@ -193,13 +203,16 @@ def where_in(resolver: Resolver, i: int) -> str:
 
 
 def _differences(resolver: Resolver, chosen: Mapping[int, int], other: Mapping[int, int]) -> str:
-    changes = {i: other.get(i, 0) - chosen.get(i, 0) for i in sorted({*chosen, *other})}
-    words = [
+    return ", ".join(
         f"{resolver.problem.options[i].model} {change:+d} on {where_in(resolver, i)}"
-        for i, change in changes.items()
-        if change
-    ]
-    return ", ".join(words)
+        for i, change in _changes(chosen, other).items()
+    )
+
+
+def _changes(chosen: Mapping[int, int], other: Mapping[int, int]) -> dict[int, int]:
+    """Option → by how many replicas it differs, where it does."""
+    changes = {i: other.get(i, 0) - chosen.get(i, 0) for i in sorted({*chosen, *other})}
+    return {i: change for i, change in changes.items() if change}
 
 
 class _Others:
@@ -214,8 +227,40 @@ class _Others:
         for i, option in enumerate(problem.options):
             self._alike.setdefault(_likeness(problem, option), []).append(i)
 
-    def leave_out(self, counts: Mapping[int, int]) -> None:
-        self.known.append(counts)
+    def choices(self) -> Iterator[dict[int, int]]:
+        """Exchanges of one model's replicas first, and no two of the same model; then whatever there is.
+
+        Raises FabrictoolError FT2902 when work or time is up.
+        """
+        resolver, changed = self._resolver, set[str]()
+        every = range(len(resolver.problem.options))
+        for counts in islice(exchanges(resolver, every, WITHIN), MOST_EXCHANGES):
+            models = {resolver.problem.options[i].model for i in _changes(resolver.counts, counts)}
+            if len(self.known) >= MOST_CHOICES or not resolver.work.more():
+                break
+            if models <= changed or not self._is_another(counts):
+                continue
+            values = resolver.worth(counts)
+            if values is not None and all(values.get(name, 0.0) <= self._most(name) for name in values):
+                changed |= models
+                self.known.append(counts)
+                yield counts
+        while len(self.known) < MOST_CHOICES:
+            nearby = self._nearby()
+            if nearby is None:
+                return
+            self.known.append(nearby)
+            yield nearby
+
+    def _is_another(self, counts: Mapping[int, int]) -> bool:
+        """Whether it is more than the plan dealt out otherwise."""
+        now = self._resolver.counts
+        return any(sum(counts.get(i, 0) - now.get(i, 0) for i in alike) for alike in self._alike.values())
+
+    def _most(self, name: str) -> float:
+        """What a stage may come to in a choice."""
+        was = self._resolver.values.get(name, 0.0)
+        return was + max(WITHIN * abs(was), residual(self._resolver.problem, name, was))
 
     def program(self) -> Formulation:
         """Without what is known."""
@@ -224,7 +269,7 @@ class _Others:
             self._exclude(program, counts)
         return program
 
-    def nearby(self) -> dict[int, int] | None:
+    def _nearby(self) -> dict[int, int] | None:
         """Counts of one that is hardly worse in anything; None where there is none.
 
         Raises FabrictoolError FT2902 when work or time is up.
@@ -234,7 +279,7 @@ class _Others:
         for name in user_stages(resolver.problem):
             was = resolver.values.get(name, 0.0)
             if program.terms(name):
-                program.keep(name, was + max(WITHIN * abs(was), residual(resolver.problem, name, was)))
+                program.keep(name, self._most(name))
                 # All of them together, each by its share: what is lost here may be gained there.
                 terms += [(column, weight / was) for column, weight in program.terms(name) if was > TOLERANCE]
         result = resolver.searched(program, terms, {}, NEAR)

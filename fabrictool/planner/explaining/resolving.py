@@ -100,8 +100,10 @@ class Resolver:
         self.work.done(relaxation.program.columns // COLUMNS_PER_UNIT)
         return answer
 
-    def best(self, program: Formulation) -> Comparison:
-        """The objectives in turn, up to the first that differs from the plan's."""
+    def best(self, program: Formulation, guess: Mapping[int, int] | None = None) -> Comparison:
+        """The objectives in turn, up to the first that differs from the plan's; `guess`: counts that will do, which is
+        where it begins, and what it ends with if nothing else is found in time.
+        """
         names = [name for name in user_stages(self.problem) if program.terms(name)]
         # What is nothing cannot be less: stages that are, and come first, are kept and not searched.
         none = next((at for at, name in enumerate(names) if self._was(name) > residual(self.problem, name, 0.0)), None)
@@ -109,22 +111,26 @@ class Resolver:
         try:
             for name in names[:begin]:
                 program.keep(name, self._was(name) + rounding(self._was(name)))
-            outcome = self._in_turn(program, names[begin:])
+            outcome = self._in_turn(program, names[begin:], guess)
             if outcome.ending == "impossible" and begin:
                 for name in names[:begin]:
                     program.keep(name, math.inf)
-                outcome = self._in_turn(program, names)
+                outcome = self._in_turn(program, names, guess)
+            if outcome.ending == "compared" or not guess:
+                return outcome
         except FabrictoolError:
-            return Comparison("late")
-        return outcome
+            pass
+        return self.compared(guess, proved=False) if guess else Comparison("late")
 
-    def _in_turn(self, program: Formulation, names: Sequence[str]) -> Comparison:
+    def _in_turn(
+        self, program: Formulation, names: Sequence[str], guess: Mapping[int, int] | None = None
+    ) -> Comparison:
         """Raises FabrictoolError FT2902 when work or time is up."""
         counts: dict[int, int] = {}
         proved = True
         for name in names:
             try:
-                result = self.searched(program, program.terms(name), counts)
+                result = self.searched(program, program.terms(name), counts or guess or {})
             except FabrictoolError:
                 if not counts:
                     raise
@@ -143,17 +149,17 @@ class Resolver:
     def compared(self, counts: Mapping[int, int], *, proved: bool) -> Comparison:
         """What counts are worth, loaded as well as can be. Raises FabrictoolError FT2902 when that cannot be had."""
         values = self.worth(counts)
+        if values is None:
+            raise FabrictoolError.of("FT2902", "these counts cannot be loaded within the solver's digits")
         change = first_difference(self.problem, self.values, values, user_stages(self.problem))
         return Comparison("compared", change, counts, proved)
 
-    def worth(self, counts: Mapping[int, int]) -> dict[str, float]:
-        """The values of what users feel. Raises FabrictoolError FT2902 when these cannot be had."""
+    def worth(self, counts: Mapping[int, int]) -> dict[str, float] | None:
+        """The values of what users feel; None where the counts break a rule."""
         loads = Formulation.of_counts(self.problem, counts)
         judged = in_order(loads, user_stages(self.problem), seconds=LP_S, seed=self.seed)
         self.work.done(1)
-        if judged is None:
-            raise FabrictoolError.of("FT2902", "these counts cannot be loaded within the solver's digits")
-        return judged[0]
+        return None if judged is None else judged[0]
 
     def searched(self, program: Formulation, terms: Terms, start: Mapping[int, int], gap: float = GAP) -> Searched:
         """One step. Raises FabrictoolError FT2902 when work or time is up."""
