@@ -26,7 +26,8 @@ COMPILED = (
     "gateway/rooms.py", "gateway/rules.py", "gateway/segments.py", "gateway/spool.py", "gateway/upstream.py",
     "gateway/usage.py", "gateway/waking.py",
     "routing/admission.py", "routing/affinity.py", "routing/allowances.py", "routing/candidates.py",
-    "routing/ejection.py", "routing/policies.py", "routing/requirements.py", "workload/prefixes.py",
+    "routing/ejection.py", "routing/policies.py", "routing/requirements.py", "routing/retry_budget.py",
+    "workload/prefixes.py",
 )  # fmt: skip
 GROUP = "fabrictool.gateway.compiled"
 """One library: they call each other without Python's detours."""

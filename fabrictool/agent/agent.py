@@ -25,7 +25,7 @@ from fabrictool.agent.bodies import node_body, service_body
 from fabrictool.agent.compiled import CompiledCache
 from fabrictool.agent.crew import LEADER, Leader
 from fabrictool.agent.forwarder import Forwarder, allowed
-from fabrictool.agent.guarding import HAS_LEFT, Guard, Refuser
+from fabrictool.agent.guarding import HAS_LEFT, NOT_PASSED, Guard, Refuser
 from fabrictool.agent.launching import first_node, launch_of
 from fabrictool.agent.measured import package_folder, signed_build
 from fabrictool.agent.nextjob import NextJob
@@ -336,9 +336,12 @@ class Agent:
 
     def stream_opened(self, stream: TunnelStream, head: StreamHead, peer: VerifiedSession) -> asyncio.Protocol | None:
         """A request from a gateway for one of our services; nobody else may send one."""
-        if peer.claims.role != "gateway" or head.service != self._service or not allowed(head):
+        if peer.claims.role != "gateway" or head.service != self._service:
             _log.warning("refused %s %s from %s", head.method, head.path[:80], peer.claims.uri())
             return None
+        if not allowed(head):
+            _log.warning("passed no %s %s from %s", head.method, head.path[:80], peer.claims.uri())
+            return Refuser(NOT_PASSED.answer)
         gateway = peer.claims.provider
         denial = self._guard.denial(head, gateway, self._clock.monotonic())
         if denial is not None:

@@ -1,7 +1,7 @@
 """Splices a tunnel's stream to the engine: one stream, one request, bytes unparsed.
 
 The request head arrives as data, not as bytes to be parsed, so nothing that a client sends can smuggle a second
-request or reach another path: only ``/v1/`` passes, hop-by-hop headers do not.
+request or reach another path: only what gateways offer passes, hop-by-hop headers do not.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from typing import TYPE_CHECKING, cast
+
+from fabrictool.engines.paths import MODEL_PATHS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,8 +43,7 @@ _HOP_BY_HOP = frozenset(
 def allowed(head: StreamHead) -> bool:
     """Whether an engine may see this request."""
     path = head.path.split("?", 1)[0]
-    clean = ".." not in path and all(32 < ord(c) < 127 for c in head.path)
-    return clean and path.startswith("/v1/") and head.method in ("GET", "POST")
+    return head.method == "POST" and path in MODEL_PATHS and all(32 < ord(c) < 127 for c in head.path)
 
 
 def request_head(head: StreamHead) -> bytes:

@@ -27,7 +27,9 @@ HAS_LEFT = (
     b"HTTP/1.1 503 Service Unavailable\r\n%s: yes\r\ncontent-length: 0\r\nconnection: close\r\n\r\n" % LEFT_HEADER
 )
 """Of an agent that has answered all that it was asked, and ends."""
-Reason = Literal["FT8111", "FT8112"]
+Reason = Literal["FT8107", "FT8111", "FT8112"]
+_REFUSED = ("403 Forbidden", "permission_error", "refused_by_provider")
+_NOTHING_THERE = ("404 Not Found", "not_found_error", "not_found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +42,14 @@ class Denial:
     @property
     def answer(self) -> bytes:
         """As HTTP, so that a gateway of any release passes it on, and neither retries it nor counts it as a failure."""
-        error = {
-            "message": self.text,
-            "type": "permission_error",
-            "param": None,
-            "code": "refused_by_provider",
-            "fabric_code": self.code,
-        }
+        status, kind, code = _NOTHING_THERE if self.code == "FT8107" else _REFUSED
+        error = {"message": self.text, "type": kind, "param": None, "code": code, "fabric_code": self.code}
         body = msgspec.json.encode({"error": error})
-        head = f"HTTP/1.1 403 Forbidden\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
         return head.encode() + b"connection: close\r\n\r\n" + body
+
+
+NOT_PASSED = Denial("FT8107", "agents pass nothing of this path to an engine")
 
 
 class Guard:

@@ -175,7 +175,7 @@ def plan(
 ) -> int:
     """Show what would change and what it forecasts; changes nothing."""
     from fabrictool.cli.plan_output import PlanOutput, show_plan
-    from fabrictool.cli.planning import bundle_meant, search_limit, search_progress, solver_named
+    from fabrictool.cli.planning import bundle_meant, evidence_of, search_limit, search_progress, solver_named
     from fabrictool.cli.solve_watch import SearchClock, SolverWatch
     from fabrictool.planner.highs import prepare
     from fabrictool.planner.plan import PlanOptions
@@ -187,6 +187,8 @@ def plan(
     refuse("either --offline or --assume-empty", offline and assume_empty)
     source = Source(blueprint, inventory, overlay, scenario, planned=not (what_if or pareto or horizon))
     refuse("--step and --at need --horizon", (step or at) and not horizon)
+    meant = bundle_meant(source, observed_file, root, max_age) if offline else None
+    seen = partial(evidence_of, source, meant, assume=assume_empty)
     of_a_plan = (
         *(out, plot, chart, render, explain, why_not, policy, detailed_exitcode),
         *(max_moves is not None, improve, node_loss),
@@ -199,10 +201,6 @@ def plan(
             what_if or any(of_a_plan) or solver != "exact",
         )
         refuse("either --pareto or --horizon", pareto is not None and horizon is not None)
-        from fabrictool.cli.planning import evidence_of
-
-        meant = bundle_meant(source, observed_file, root, max_age) if offline else None
-        seen = partial(evidence_of, source, meant, assume=assume_empty)
         if horizon is not None:
             from fabrictool.cli.horizon import Span, show_horizon
 
@@ -212,14 +210,14 @@ def plan(
         return show_front(pareto or "", source, seen, limit, seed, as_json=as_json)
     if what_if:
         refuse(
-            "--what-if makes no plan: no --out, --plot, --chart, --render, --explain, --why-not, --policy, --offline,"
-            " --assume-empty, --max-moves, --improve, --node-loss or --detailed-exitcode with it",
-            any(of_a_plan) or offline or assume_empty,
+            "--what-if makes no plan: no --out, --plot, --chart, --render, --explain, --why-not, --policy, --max-moves,"
+            " --improve, --node-loss or --detailed-exitcode with it",
+            any(of_a_plan),
         )
         from fabrictool.cli.whatif import SweepOptions, show_sweep
 
         sweep = SweepOptions(solver_named(solver), limit.as_work_s, seed, executor, workers)
-        return show_sweep(what_if, source, sweep, as_json=as_json)
+        return show_sweep(what_if, source, seen, sweep, as_json=as_json)
     refuse("--executor and --workers are for --what-if", executor or workers is not None)
     refuse("--max-moves is kept by --solver exact and cp alone", max_moves is not None and solver not in MOVE_LIMITED)
     refuse("--json prints one document: no --chart with it; --plot draws into a file", chart and as_json)
@@ -231,17 +229,16 @@ def plan(
         from fabrictool.cli.plan_plots import drawable
 
         drawable(plot)
-    bundle = bundle_meant(source, observed_file, root, max_age) if offline else None
     models = source.blueprint.models.values()
     replays = len(models) + sum(model.survive is not None for model in models)
     explains = explain or bool(why_not)
-    clock = SearchClock(keeps=bundle is None, budget_s=limit.budget_s, models=replays, explains=explains)
+    clock = SearchClock(keeps=meant is None, budget_s=limit.budget_s, models=replays, explains=explains)
     found_by = solver_named(solver, clock)
     by_clock = isinstance(found_by, ExactSolver)
     if by_clock and len(source.blueprint.models) * len(source.inventory.clusters) > LIKELY_LARGE:
         prepare()  # while tables are made
     watch = SolverWatch(found_by, clock if by_clock else None)
-    progress = search_progress(source.inventory) if bundle is None else None
+    progress = search_progress(source.inventory) if meant is None else None
     options = PlanOptions(
         seed,
         limit.work_s if by_clock else limit.as_work_s,
@@ -266,7 +263,7 @@ def plan(
         assume_empty,
         render=render,
     )
-    return show_plan(source, bundle, options, watch, output)
+    return show_plan(source, meant, options, watch, output)
 
 
 def apply(

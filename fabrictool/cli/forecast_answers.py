@@ -203,6 +203,8 @@ class HorizonStep(msgspec.Struct, frozen=True, kw_only=True):
     lost_to_loading_rate: float
     """Of what is unserved, what all replicas would serve if none of them still loaded."""
     misses_slo_rate: float
+    unserved_after_losses_rate: float
+    """Requests/s; see `HorizonTotals`."""
     starting: list[HorizonStart]
     placement: list[PlacedRow]
 
@@ -216,6 +218,8 @@ class HorizonTotals(msgspec.Struct, frozen=True, kw_only=True):
     lost_to_loading: float
     """Requests, of those that are unserved, for which replicas still loaded."""
     misses_slo: float
+    unserved_after_losses: float
+    """Requests by priority, of all losses that models are to survive and that some placement can, each by itself."""
 
 
 class HorizonQuota(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,6 +20,7 @@ from fabrictool.planner.loading import lead_of
 from fabrictool.planner.quotas import quotas_of
 from fabrictool.planner.schedules import different
 from fabrictool.planner.steps import HOUR_S, steps_of, waits_of
+from fabrictool.planner.survival import exposure, worst_loss
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -116,7 +117,7 @@ def text(horizon: Horizon, currency: str, zone: tzinfo, now: float) -> str:
     """A line for each step, then what it comes to beside other ways of doing it; within 80 columns."""
     rows = [_row(step, part, zone, now) for step, part in zip(horizon.steps, horizon.schedule.parts, strict=True)]
     headings = ["step", "req/s", "replicas", "starts", "stops", currency, "served", "in SLO"]
-    beside = [*_away(horizon.steps, zone), *_late(horizon, zone), *_quotas(horizon)]
+    beside = [*_away(horizon.steps, zone), *_late(horizon, zone), *_exposed(horizon, zone), *_quotas(horizon)]
     lines = [table(headings, rows, columns=80), "", *beside, *([""] if beside else [])]
     others = [] if horizon.at_once is None else [("no request waits", horizon.at_once)]
     others += [("step by step, not looking ahead", horizon.greedy)]
@@ -124,7 +125,7 @@ def text(horizon: Horizon, currency: str, zone: tzinfo, now: float) -> str:
     ways = [("this schedule", horizon.schedule), *others]
     compared = [
         [
-            f"{name} ▲" if way.over else name,
+            f"{name}{' ▲' if way.over else ''}{' ▽' if way.exposed else ''}",
             f"{way.running + way.switching:,.2f}",
             f"{way.switching:,.2f}",
             _lost(way.unserved),
@@ -136,6 +137,8 @@ def text(horizon: Horizon, currency: str, zone: tzinfo, now: float) -> str:
     lines.append(table(headings, compared, columns=80))
     if any(way.over for _, way in others):
         lines.append("▲ uses more of a limit than there is: it could not be run")
+    if any(way.exposed for _, way in ways):
+        lines.append("▽ does not survive a loss that its models are to `survive`, and others could")
     return "\n".join(lines)
 
 
@@ -166,6 +169,28 @@ def _late(horizon: Horizon, zone: tzinfo) -> list[str]:
         f"late: {number} of {every} starts serve after the beginning of their step,",
         f"  {first}; {_lost(horizon.schedule.to_loading)} requests lost to loading",
     ]
+
+
+def _exposed(horizon: Horizon, zone: tzinfo) -> list[str]:
+    """In how many steps a model would not survive what it is to, and what is lost most in the first of them."""
+    lines = []
+    for name in [need.model for need in horizon.steps[0].problem.needs if need.survive is not None]:
+        exposed = []
+        for step, part in zip(horizon.steps, horizon.schedule.parts, strict=True):
+            known = {option.key: i for i, option in enumerate(step.problem.options)}
+            counts = {known[key]: count for key, count in part.placed if key in known}
+            need = next(need for need in step.problem.needs if need.model == name)
+            loss, rate = worst_loss(step.problem, need, counts)
+            if loss is not None:
+                able = exposure(step.problem, need, counts) > 0.0
+                exposed.append((step, loss, 1.0 - rate / need.rate if need.rate else 0.0, able))
+        if exposed:
+            step, loss, share, _ = exposed[0]
+            number = f"{len(exposed)} step{'s'[: len(exposed) != 1]}"
+            never = "" if any(able for *_, able in exposed) else ", as no placement can"
+            lines.append(f"{name} does not survive every loss in {number}{never},")
+            lines.append(f"  first {_time(step.begin, zone)}: without {loss.words} {_share(share)} is served")
+    return lines
 
 
 def _quotas(horizon: Horizon) -> list[str]:
@@ -294,6 +319,7 @@ def _totals(way: Schedule) -> HorizonTotals:
         unserved=round(way.unserved, 6),
         lost_to_loading=round(way.to_loading, 6),
         misses_slo=round(way.misses, 6),
+        unserved_after_losses=round(way.exposed, 6),
     )
 
 
@@ -312,6 +338,7 @@ def _step_document(step: Step, part: PlacedStep, came: Step) -> HorizonStep:
         unserved_rate=round(part.unserved, 6),
         lost_to_loading_rate=round(part.to_loading, 6),
         misses_slo_rate=round(part.misses, 6),
+        unserved_after_losses_rate=round(part.exposed, 6),
         starting=[_start_document(step, start) for start in part.begun],
         placement=[placement_row(options[key], count) for key, count in part.placed],
     )

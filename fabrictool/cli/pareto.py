@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fabrictool.cli.forecast_answers import FrontRow, Pareto
 from fabrictool.cli.output import data, json_data, say, table
 from fabrictool.cli.searches import Searches, placement_row
-from fabrictool.planner.pareto import FrontPoint, criteria_of, front, most_points, undominated
+from fabrictool.planner.pareto import FrontPoint, criteria_of, front, is_beaten, most_points, undominated
 from fabrictool.planner.stages import amount, proved
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ def show_front(
     data(text(kept, names, currency_of(source.inventory)))
     if len(points) < most_points(names) and not searches.more():
         say("the front was cut short: a larger `--budget` may find more of it")
+    if any(is_beaten(point, kept) for point in kept):
+        say("the search for the blueprint's own row ended too early: `plan`, or a larger `--budget`, finds better")
     say(
         "by the planner's tables, not replayed; `objective` in the blueprint, or `limits`, leads a plan to one of these"
     )
@@ -68,13 +70,16 @@ def text(points: Sequence[FrontPoint], criteria: Sequence[str], currency: str) -
             "→" if point.chosen else "",
             *(amount(name, point.values[name], currency) for name in shown),
             str(sum(point.solution.counts.values())),
-            ", ".join(
-                filter(None, ["blueprint" if point.chosen else "", "" if proved(point.solution) else "not proved"])
-            ),
+            ", ".join(_remarks(point, points)),
         ]
         for point in points
     ]
     return table(["", *(HEADINGS.get(name, name) for name in shown), "replicas", ""], rows)
+
+
+def _remarks(point: FrontPoint, points: Sequence[FrontPoint]) -> list[str]:
+    beaten = [] if not is_beaten(point, points) else ["beaten by another row"]
+    return [*(["blueprint"] if point.chosen else []), *beaten, *([] if proved(point.solution) else ["not proved"])]
 
 
 def document(

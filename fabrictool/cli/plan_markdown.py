@@ -10,7 +10,7 @@ import unicodedata
 from typing import TYPE_CHECKING
 
 from fabrictool.cli.output import seconds_text
-from fabrictool.cli.plan_text import SYMBOLS, carbon_text, complaints, gap_text, group_lines, limit_lines, share_text
+from fabrictool.cli.plan_text import SYMBOLS, carbon_text, complaints, group_lines, limit_lines, proof_text, share_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -102,9 +102,12 @@ def _forecast(plan: Plan) -> list[str]:
 def _model(model: ModelForecast) -> list[str]:
     wrong = [*complaints(model), *group_lines(model, lacking=True)]
     slo = "▲ " + _code("; ".join(wrong)) if wrong else model.slo or "–"
-    if model.slo and model.replay is not None:
+    if model.slo and model.served < 1.0:
+        slo += f" ({share_text(model.served)} served)"
+    elif model.slo and model.replay is not None:
         slo += f" ({share_text(model.replay.attainment)})"
     load = f"{model.utilisation:.0%}" if model.utilisation < 10 else "&gt;999%"
+    load += " asked" if model.served < 1.0 else ""
     times = [seconds_text(band.value) for band in (model.ttft_p95_s, model.tpot_p95_s)]
     return [_code(model.model), str(model.replicas), *times, load, slo]
 
@@ -117,7 +120,7 @@ def _totals(plan: Plan) -> list[str]:
     if forecast.power_w:
         words.append(f"power {forecast.power_w:.0f} W{carbon_text(forecast, ' · ')}")
     words += map(_code, limit_lines(forecast))
-    words.append(f"solver {_code(certificate.solver)}, {_code(gap_text(certificate))}")
+    words.append(f"solver {_code(certificate.solver)}, {_code(proof_text(plan))}")
     return [" · ".join(words), f"Basis: {_code(forecast.basis)}", ""]
 
 

@@ -12,7 +12,7 @@ from fabrictool.base.clock import duration_text, minute_text
 from fabrictool.base.units import Duration
 from fabrictool.cli.fabric_answers import PlanAnswer, TimedCertificate
 from fabrictool.cli.output import seconds_text, table, terminal_columns
-from fabrictool.planner.stages import NOUNS
+from fabrictool.planner.stages import NOUNS, amount
 from fabrictool.state.planfile import plan_document
 
 if TYPE_CHECKING:
@@ -164,9 +164,8 @@ def _forecast_lines(plan: Plan) -> list[str]:
     lines += [line for text in limit_lines(forecast) for line in folded(text)]
     lines.append(f"basis: {forecast.basis}")
     certificate = plan.certificate
-    gap = gap_text(certificate)
-    word = f"optimal ({gap})" if certificate.optimal else gap
-    lines.append(f"solver {certificate.solver}: {word}, seed {certificate.seed}, work {certificate.work}")
+    word = proof_text(plan)
+    lines += folded(f"solver {certificate.solver}: {word}, seed {certificate.seed}, work {certificate.work}", "  ")
     lines += [
         line
         for stage in certificate.stages
@@ -182,9 +181,20 @@ def carbon_text(forecast: Forecast, before: str) -> str:
     return "" if isinstance(grams, msgspec.UnsetType) else f"{before}carbon {grams / 1000.0:.3g} kg CO2e/h"
 
 
-def gap_text(certificate: Certificate) -> str:
+def proof_text(plan: Plan) -> str:
+    """What is proved of it; what stays as it was applied was not searched, and only its first plan says that."""
+    if plan.unchanged is True and not plan.certificate.optimal:
+        return "not searched again, as nothing has changed since it was applied"
+    gap = gap_text(plan.certificate, plan.forecast.currency)
+    return f"optimal ({gap})" if plan.certificate.optimal else gap
+
+
+def gap_text(certificate: Certificate, currency: str) -> str:
     """How far from proved it is: against what was asked, and against what the replay left of it."""
-    gap = f"gap {certificate.gap:.2%} in {certificate.stage}" if certificate.gap else "no gap"
+    name, gap = certificate.stage, "no gap"
+    if certificate.gap:
+        reached, best = (amount(name, value, currency) for value in (certificate.objective, certificate.bound))
+        gap = f"gap {certificate.gap:.2%} in {name} ({reached}, and no less than {best} can be)"
     if not (certificate.lessons and certificate.gap):
         return gap
     rest = f"{certificate.gap_with_lessons:.2%}" if certificate.gap_with_lessons else "none"
@@ -193,9 +203,12 @@ def gap_text(certificate: Certificate) -> str:
 
 def _model_cells(model: ModelForecast) -> tuple[str, ...]:
     slo: str = model.slo or "–"
-    if model.slo and model.replay is not None:
+    if model.slo and model.served < 1.0:
+        slo += f" ({share_text(model.served)} served)"
+    elif model.slo and model.replay is not None:
         slo += f" ({share_text(model.replay.attainment)})"
     load = f"{model.utilisation:.0%}" if model.utilisation < 10 else ">999%"
+    load += " asked" if model.served < 1.0 else ""
     return model.model, _band(model.ttft_p95_s), _band(model.tpot_p95_s), load, slo
 
 

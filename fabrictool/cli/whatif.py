@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from fabrictool.cli.source import Source
+    from fabrictool.domain.evidence import Evidence
     from fabrictool.domain.plan import ModelForecast
     from fabrictool.planner.problem import Solver
 
@@ -42,15 +43,21 @@ class SweepOptions:
     workers: int | None
 
 
-def show_sweep(expressions: Sequence[str], source: Source, options: SweepOptions, *, as_json: bool) -> int:
+# Wide: what the command was given.
+def show_sweep(
+    expressions: Sequence[str],
+    source: Source,
+    evidence_of: Callable[[], Evidence],
+    options: SweepOptions,
+    *,
+    as_json: bool,
+) -> int:
     """Try each expression and print what it would change; returns the exit code."""
     from fabrictool.planner.plan import currency_of
     from fabrictool.planner.situation import situation_of
 
-    now = time.time()
-    with source.fabric() as fabric:
-        evidence = fabric.gather(now=now).within(source.inventory)
-    situation = situation_of(source.blueprint, source.inventory, evidence, now)
+    evidence = evidence_of().within(source.inventory)
+    situation = situation_of(source.blueprint, source.inventory, evidence, time.time())
     with (
         lost_workers_named("what-ifs"),
         executor_named(options.executor, len(expressions), options.workers) as doer,

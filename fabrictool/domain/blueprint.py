@@ -25,6 +25,7 @@ from fabrictool.domain.quantities import (
     Instant,
     Latency,
     ListHash,
+    Margin,
     Memory,
     Name,
     Price,
@@ -368,6 +369,17 @@ class VariantChoice(Document):
     """Requests that one of its replicas runs at once."""
 
 
+class SilenceLimits(Document):
+    """How long its replicas may be silent before gateways give them up; what is absent is learned from its answers."""
+
+    first_byte: Annotated[Duration, Field(ge=1, le=86400)] | None = None
+    """To the first octet of a stream, such as ``45s``; the wait for a slot does not count."""
+    whole: Annotated[Duration, Field(ge=1, le=86400)] | None = None
+    """To the first octet of an answer that is no stream, which begins when it ends, such as ``5m``."""
+    idle: Annotated[Duration, Field(ge=1, le=86400)] | None = None
+    """Between two octets of an answer that has begun, such as ``60s``."""
+
+
 class ModelDefaults(Document):
     """What `defaults` may say for every model; a model's own words win."""
 
@@ -435,6 +447,11 @@ class Model(ModelDefaults):
     `engine` and `variant` say."""
     limits: RequestLimits = RequestLimits()
     """How much all tenants together may ask of it at each gateway."""
+    reasoning: bool | None = None
+    """Whether it thinks before it answers: its replicas may be silent for longer, and a request that failed slowly is
+    tried again once. Absent: gateways see it by the lengths of its answers."""
+    patience: SilenceLimits = SilenceLimits()
+    """How long its replicas may be silent; absent: learned from its answers."""
     adapters: Annotated[dict[Name, Adapter], Field(max_length=64)] = Field(default_factory=dict)
     """LoRA adapters by the name that clients ask for; who may ask for the model may ask for them."""
     companions: Annotated[dict[Name, Companion], Field(max_length=64)] = Field(default_factory=dict)
@@ -849,6 +866,9 @@ class Blueprint(Document):
     (max-min)."""
     move_price: Price | None = None
     """What a started or stopped replica must save per hour at least; part of ``cost``, so that re-plans stay small."""
+    hysteresis: Margin = units.Share(0.1)
+    """A model gives up a running replica only where its demand could grow by so much without it, unless others want the
+    devices; ``0%``: at once. Of a model's devices a third at most stands by so."""
     limits: dict[Name, Limit] = Field(default_factory=dict)
     """What the fabric may use and spend at most, by a name of yours, beside what the inventory's `limits` grant."""
     scenarios: dict[Name, dict[str, Any]] = Field(default_factory=dict)

@@ -117,6 +117,7 @@ Carbon = Annotated[
 Attainment = Annotated[
     units.Share, PlainValidator(_reader(units.Share, zero=False)), _AS_TEXT, _text_schema(units.Share, "share")
 ]
+Margin = Annotated[units.Share, PlainValidator(_reader(units.Share)), _AS_TEXT, _text_schema(units.Share, "share")]
 Instant = Annotated[
     units.Instant, PlainValidator(_reader(units.Instant)), _AS_TEXT, _text_schema(units.Instant, "point in time")
 ]

@@ -342,6 +342,18 @@ class WakeRule(msgspec.Struct, frozen=True, array_like=True):
     """Replicas, the first ones, that never end so."""
 
 
+class PatienceRule(msgspec.Struct, frozen=True, array_like=True):
+    """Of a model whose blueprint says how long its replicas may be silent; None: gateways learn it."""
+
+    first_byte_s: float | None = None
+    """To the first octet of a stream."""
+    whole_s: float | None = None
+    """To the first octet of a whole answer."""
+    idle_s: float | None = None
+    """Between two octets."""
+    reasoning: bool | None = None
+
+
 class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_field="unit"):
     """One gateway: a listener for clients, one for agents; without the former a hub."""
 
@@ -412,6 +424,8 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     """Adapter → the model with which it is served; not written where there is none."""
     cache_octets: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
     """Model with prefill and decode replicas → octets of one token's cache on its way; not written where none has."""
+    patience: dict[str, PatienceRule] | msgspec.UnsetType = msgspec.UNSET
+    """Models of which something is declared; not written where there is none."""
     wakes: dict[str, WakeRule] | msgspec.UnsetType = msgspec.UNSET
     """Models whose replicas may end for want of requests; not written where there is none."""
     labels: dict[str, tuple[str, ...]] | msgspec.UnsetType = msgspec.UNSET
@@ -469,6 +483,10 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     @property
     def woken(self) -> dict[str, WakeRule]:
         return {} if isinstance(self.wakes, msgspec.UnsetType) else self.wakes
+
+    @property
+    def declared_patience(self) -> dict[str, PatienceRule]:
+        return {} if isinstance(self.patience, msgspec.UnsetType) else self.patience
 
     @property
     def recording(self) -> RecordsSpec:
@@ -559,6 +577,7 @@ IN_PLACE = (
     "policy", "retries", "groups", "tenants", "keys", "model_providers", "weights", "revocations", "replicas",
     "after_reboot", "bootstrap", "builds", "affinity", "slos", "admission",
     "priorities", "terms", "model_limits", "labels", "aliases", "model_groups", "wakes", "cache_octets", "bases",
+    "patience",
 )  # fmt: skip
 """Fields of a `GatewaySpec` that a gateway takes over while it serves; for any other a new one must start."""
 AGENT_IN_PLACE = ("trust", "hubs", "idle_after_s", "successors", "extra", "measure_s", "priorities")

@@ -106,7 +106,7 @@ class Ticket:
             return 0
         if record.end == "answered" and self.purse is not None:
             return self.most
-        estimated = max(record.prompt_tokens, self.octets // OCTETS_A_TOKEN) + record.completion_tokens
+        estimated = (record.prompt_tokens or self.octets // OCTETS_A_TOKEN) + record.completion_tokens
         return estimated if self.purse is None else min(estimated, self.most)
 
 

@@ -2,12 +2,13 @@
 
 Retry rules (gateway.md §5.1): only while the client has not been sent an octet; never twice on one replica; on a
 connection that fails, an answer that breaks off before its head, and the engine's own 502, 503 and 504. What failed
-fast is tried elsewhere until nobody is left; what failed slowly (`SLOW_S`) as often as the fabric allows, for it costs
-the client's time and an engine's. A kept connection that its server closed meanwhile is no failure: the same replica is
-asked by another one. A 4xx is the client's business and passes; so does an agent's own 403, which says that its
-provider does not serve this group. A whole JSON answer is held until it is complete, so that a replica that dies while
-writing it costs a retry and not the request; a stream is passed on as it comes, and if its replica dies the client gets
-a well-formed error event and no ``[DONE]``, or, if it asked for that, the rest from another replica (`continuing`).
+fast is tried elsewhere until nobody is left; what failed slowly (`SLOW_S`) as often as the fabric allows and the budget
+of all requests has left (`routing.retry_budget`), for it costs the client's time and an engine's. A kept connection
+that its server closed meanwhile is no failure: the same replica is asked by another one. A 4xx is the client's business
+and passes; so does an agent's own 403, which says that its provider does not serve this group. A whole JSON answer is
+held until it is complete, so that a replica that dies while writing it costs a retry and not the request; a stream is
+passed on as it comes, and if its replica dies the client gets a well-formed error event and no ``[DONE]``, or, if it
+asked for that, the rest from another replica (`continuing`).
 
 Every request that gets this far ends in `_finish`, which writes its record. Longer than most modules: it is one object
 with one life, and whatever were taken out would change the same fields from elsewhere.
@@ -23,7 +24,7 @@ from fabrictool.engines.protocol import FULL_HEADER
 from fabrictool.gateway.continuing import CONTINUING_ENGINES, Utterance, continued_here
 from fabrictool.gateway.directory import Unmet
 from fabrictool.gateway.openai import error_event, error_response, no_such_model
-from fabrictool.gateway.patience import IDLE_UPSTREAM_S
+from fabrictool.gateway.patience import STREAM
 from fabrictool.gateway.ranking import ranked
 from fabrictool.gateway.records import RequestRecord
 from fabrictool.gateway.upstream import AnswerListener
@@ -59,9 +60,16 @@ HOLD_OCTETS: Final = 8 * 1024 * 1024
 """A JSON answer larger than this is passed on as it comes."""
 SLOW_S: Final = 1.0
 """An attempt that failed after longer counts against the retries that a fabric allows."""
-DEADLINE_S: Final = 600.0
-"""After this a request is not tried anew."""
+SHARE: Final = 0.5
+"""Of what is left of a request's time, for an attempt while somebody else could answer: the first one must not use up
+all of it.
+"""
+LEAST_SHARE_S: Final = 30.0
+"""For an attempt that begins when little is left, after a long wait for a slot."""
+SOONEST_S: Final = 1.0
+"""No replica is given up before, for nothing less can be declared: streams in full flow are not looked at further."""
 CHAT_PATH: Final = "/v1/chat/completions"
+NOT_FOUND: Final = 404
 UNAVAILABLE: Final = 503
 CLIENT_GONE: Final = 499
 """As nginx writes it down."""
@@ -102,8 +110,8 @@ class Exchange(AnswerListener):
         "_passing",
         "_request",
         "_retries",
-        "_retries_left",
         "_rules",
+        "_slow_retries",
         "_status",
         "_streams",
         "_tail",
@@ -151,8 +159,7 @@ class Exchange(AnswerListener):
         self._left = False
         """Whether the agent that was asked last takes nothing any more."""
         self._waiter: Waiter[Admitted] | None = None
-        self._retries_left = rules.retries
-        self._retries = 0
+        self._retries = self._slow_retries = 0
         self._tried: list[RoutingTarget] = []
         self._target: RoutingTarget | None = None
         self._upstream: Upstream | None = None
@@ -190,11 +197,19 @@ class Exchange(AnswerListener):
 
     def expire(self, now: float) -> None:
         """Called every second: give up a replica that has been silent for too long."""
-        if self._first_byte is None:
-            limit = self._metrics.patience.limit(self._request.model, stream=self._request.stream)
+        silent_s = now - self.last_activity
+        if silent_s < SOONEST_S:
+            return
+        if self._first_byte is not None:
+            limit = self._metrics.patience.idle(self._request.model)
         else:
-            limit = IDLE_UPSTREAM_S
-        if now - self.last_activity > limit and self._upstream is not None:
+            patience, model = self._metrics.patience, self._request.model
+            limit = patience.limit(model, self._form())
+            left_s = patience.deadline(model) - (self._attempt_began - self._began)
+            share = max(LEAST_SHARE_S, SHARE * left_s)
+            if share < silent_s <= limit and self._others_able(now):
+                limit = share
+        if silent_s > limit and self._upstream is not None:
             upstream, self._upstream = self._upstream, None
             upstream.abort()
             self._lost("FT8109", "timeout", "the replica sent nothing for too long", status=504)
@@ -307,14 +322,19 @@ class Exchange(AnswerListener):
             full = any(name == _FULL_HEADER for name, _ in headers)
         if full:
             self._attempt_began = now  # that it took until now is no slow failure: whoever is left is asked
-        elif status >= 500 and not self._left:
-            target.ejection.failed(now)
+            target.ejection.answered()
+        elif self._left:
+            target.ejection.given_up()
+        else:
+            target.ejection.heard(status, now, self._attempt_began, self._request.tenant)
         if status in _RETRIED_STATUS and self._may_retry(now):
             self._drop_attempt(PASSED_OVER if full else LOST)
             self._attempt(str(status), now)
             return
-        if status < 500:
-            target.ejection.answered()
+        if status == NOT_FOUND and self._is_kept_elsewhere(now):
+            self._drop_attempt(PASSED_OVER)
+            self._attempt("elsewhere", now)
+            return
         if self._passing and status != 200:
             if not self._continue(str(status), now):
                 self._break("FT8106", f"{target.replica} would not go on ({status})", status=502)
@@ -392,7 +412,9 @@ class Exchange(AnswerListener):
             return
         if retry_reason is not None:
             self._retries += 1
-            self._retries_left -= now - self._attempt_began > SLOW_S
+            if now - self._attempt_began > SLOW_S:
+                self._slow_retries += 1
+                self._metrics.retry_budget.spend(now)
             self._metrics.retried(retry_reason)
         able, policy = available(candidates, now), self._rules.routing_policy
         target = None
@@ -452,10 +474,28 @@ class Exchange(AnswerListener):
         return ready(entitled, self._tried) or "not-ready"
 
     def _may_retry(self, now: float) -> bool:
-        if self._passing or now - self._began > DEADLINE_S:
+        patience, model = self._metrics.patience, self._request.model
+        if self._passing or now - self._began > patience.deadline(model):
             return False
-        fast = now - self._attempt_began <= SLOW_S
-        return (fast or self._retries_left > 0) and (isinstance(self._candidates(), list) or self._may_sleep())
+        if now - self._attempt_began > SLOW_S:
+            most = min(self._rules.retries, patience.kind(model).retries)
+            if self._slow_retries >= most or not self._metrics.retry_budget.allows(now):
+                return False
+        return isinstance(self._candidates(), list) or self._may_sleep()
+
+    def _is_kept_elsewhere(self, now: float) -> bool:
+        """Whether the answer that is continued may be with another replica: another gateway may have asked it, or this
+        one in its life before.
+        """
+        follows = self._request.follows
+        return bool(follows) and self._directory.keeper(follows) is None and self._may_retry(now)
+
+    def _others_able(self, now: float) -> bool:
+        """Whether the request could go on elsewhere, to somebody who is not out: then no attempt takes all its time."""
+        candidates = self._candidates()
+        if not isinstance(candidates, list) or not self._may_retry(now):
+            return False
+        return any(candidate.ejection.available(now) for candidate in candidates)
 
     def _may_sleep(self) -> bool:
         """Whether nobody serves its model because nobody asked for it, and somebody will."""
@@ -469,7 +509,7 @@ class Exchange(AnswerListener):
         now = self._client.now()
         if self._target is not None:
             self._target.failures += 1
-            self._target.ejection.failed(now, refused=word in ("refused", "timeout"))
+            self._target.ejection.failed(now, self._attempt_began, refused=word in ("refused", "timeout"))
         if self._may_retry(now):
             self._drop_attempt()
             self._attempt(word, now)
@@ -478,7 +518,11 @@ class Exchange(AnswerListener):
 
     def _continue(self, word: str, now: float) -> bool:
         """Have another replica say the rest of a stream; False where none can."""
-        if self._utterance is None or not self._event_stream or now - self._began > DEADLINE_S:
+        if (
+            self._utterance is None
+            or not self._event_stream
+            or now - self._began > self._metrics.patience.deadline(self._request.model)
+        ):
             return False
         body = self._utterance.request(self._tokens)
         if body is None or not isinstance(self._candidates(), list):
@@ -534,6 +578,10 @@ class Exchange(AnswerListener):
             answer = error_response(503, "FT8105", message, headers=(("retry-after", "2"),), path=path)
         self._client.answer(answer)
         self._finish(answer.status, "refused", known=refusal != "unknown-model")
+
+    def _form(self) -> str:
+        """Of its answer, as `Patience` knows them."""
+        return STREAM if self._request.stream else self._request.path.partition("?")[0]
 
     def _looks_whole(self) -> bool:
         """Whether an answer without a length or chunks came to its end."""
@@ -635,9 +683,8 @@ class Exchange(AnswerListener):
             first - self._began if self._event_stream and first is not None else None,
             tpot,
         )
-        began_here = not self._former_tokens
-        if record.ttft_s is not None and began_here and target is not None and end == "answered" and status == 200:
-            target.timed(record.ttft_s - (self._attempt_began - self._began), tpot)
+        if end == "answered" and status == 200 and not self._former_tokens:
+            self._learn(record)
         self._drop_attempt(self._outcome(record))
         if self._waking is not None:
             self._waking.leave(self)
@@ -658,10 +705,21 @@ class Exchange(AnswerListener):
         read = usage.prompt
         if usage.counted:
             if end == "answered" and not self._former_tokens:
-                density.learn(asked.model, len(asked.body), read)
-        elif end != "answered" and self._first_byte is not None and status == 200 and self._target is not None:
-            read = density.tokens(asked.model, len(asked.body), self._target.context)
+                density.learn(asked.model, asked.path, len(asked.body), read)
+        elif not read and end != "answered" and self._first_byte is not None and status == 200 and self._target:
+            read = density.tokens(asked.model, asked.path, len(asked.body), self._target.context)
         return max(0, read - self._former_tokens)  # what was said is counted as an answer
+
+    def _learn(self, record: RequestRecord) -> None:
+        """How long the replica that answered took to begin, whatever came before it."""
+        first, target = self._first_byte, self._target
+        if first is None or target is None:
+            return
+        took_s = first - self._attempt_began
+        form = STREAM if self._request.stream else record.path
+        self._metrics.patience.learn(record.model, form, took_s, record.completion_tokens)
+        if record.ttft_s is not None:
+            target.timed(took_s, record.tpot_s)
 
     def _outcome(self, record: RequestRecord) -> RequestOutcome:
         """As routing is told it."""

@@ -20,6 +20,7 @@ from fabrictool import __version__
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.base.listening import Listening
 from fabrictool.base.openfiles import open_files
+from fabrictool.engines.paths import CHAT_PATHS, MODEL_PATHS
 from fabrictool.gateway.accounts import KeyAccounts, Ticket
 from fabrictool.gateway.admission import Admission, priority_within
 from fabrictool.gateway.clienttls import LOOK_S
@@ -32,8 +33,6 @@ from fabrictool.gateway.modellist import model_answer, model_in, models_answer, 
 from fabrictool.gateway.modelrequest import PASSED_HEADERS, ModelRequest, bearer, passed_on
 from fabrictool.gateway.moving import Streams
 from fabrictool.gateway.openai import (
-    CHAT_PATHS,
-    MODEL_PATHS,
     GatewayResponse,
     Peek,
     error_response,
@@ -113,6 +112,7 @@ class GatewayServer(Handler):
         self.directory.replace(targets)
         self._metrics = GatewayMetrics()
         self._metrics.watch(self.directory)
+        self._metrics.patience.declare(rules.patience)
         self._admission = Admission()
         self._streams, self._outbox = Streams(), Outbox()
         self.waking = Waking(clock, self.directory)
@@ -185,6 +185,7 @@ class GatewayServer(Handler):
         self._attach()
         self.know_keys()
         self.accounts.limit_models(limits)
+        self._metrics.patience.declare(rules.patience)
         self.directory.weigh(rules.weights)
         self.follower.follow_all()
 
@@ -570,6 +571,7 @@ class GatewayServer(Handler):
             self._metrics.lag_s = max(self._metrics.lag_s, self._clock.monotonic() - due)
             for look in (
                 self._metrics.fold,
+                self._fade,
                 self._expire,
                 self._admission_tick,
                 self.follower.warn_of_certificates,
@@ -579,6 +581,9 @@ class GatewayServer(Handler):
                     look()
                 except Exception:  # noqa: BLE001 - without these looks nothing would ever be given up
                     _log.exception("%s failed", look.__name__)
+
+    def _fade(self) -> None:
+        self._metrics.retry_budget.tick(self._clock.monotonic())
 
     def _expire(self) -> None:
         for connection in list(self.connections):

@@ -33,6 +33,10 @@ HIGH_WATER: Final = 64 * 1024
 PIPELINE: Final = 16
 IDLE_CLIENT_S: Final = 75.0
 """A client may be silent between requests, or take nothing of its answer, for this long."""
+LEAST_TAKEN: Final = 8192
+"""Octets that a client has to take of its answer in that time while any wait for it. Who takes an octet a minute would
+hold an engine's slot for ever; a line of 1 kbit/s takes a little more, and a token a second is twice as much.
+"""
 HEAD_S: Final = 30.0
 REQUEST_S: Final = 300.0
 """A whole request must have come by then: 32 MiB at 1 Mbit/s take 268 s."""
@@ -142,7 +146,8 @@ class ClientConnection:
         self.writing_paused = False
         """The client does not take what is written."""
         self._request_began: float | None = None
-        self._last_unread = 0
+        self._written = self._taken = 0
+        """Octets of its answers, and what the client had taken of them at its last progress."""
         self._progress = self._last_activity = self.now()
         self._reading = True
         self.exchange: Answering | None = None
@@ -173,8 +178,9 @@ class ClientConnection:
     def expire(self) -> None:
         """Called every second: give up a client or a replica that has been silent for too long."""
         now, unread = self.now(), self.unread
-        if unread != self._last_unread or not unread:
-            self._last_unread, self._progress = unread, now
+        taken = self._written - unread
+        if not unread or taken - self._taken >= LEAST_TAKEN:
+            self._taken, self._progress = taken, now
         if now - self._progress > IDLE_CLIENT_S:
             self._outbox.abort(self._transport)
         elif self.exchange is not None:
@@ -197,7 +203,9 @@ class ClientConnection:
         """A whole answer; `kind`: its content type, `lines`: its other headers, as they are written."""
         head = self._head(status, f"content-type: {kind}\r\ncontent-length: {len(body)}\r\n{lines}")
         bare = self._current is not None and self._current.method == "HEAD"
-        self._outbox.put(self._transport, head if bare else head + body)
+        whole = head if bare else head + body
+        self._written += len(whole)
+        self._outbox.put(self._transport, whole)
         self._done()
 
     def proceed(self, ask: Callable[[], GatewayResponse | Answering]) -> None:
@@ -222,8 +230,10 @@ class ClientConnection:
             if not data:
                 return
             data = b"%x\r\n%b\r\n" % (len(data), data)
-        head, self._begun = self._begun, b""
-        self._outbox.pass_on(self._transport, head + data if head else data)
+        if self._begun:
+            data, self._begun = self._begun + data, b""
+        self._written += len(data)
+        self._outbox.pass_on(self._transport, data)
 
     def finish(self) -> None:
         if self._current is not None and not self._current.http10:

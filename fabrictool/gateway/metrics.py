@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from fabrictool.gateway.density import TokenDensity
 from fabrictool.gateway.patience import Patience
+from fabrictool.routing.retry_budget import RetryBudget
 from fabrictool.status.documents import Totals
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ class GatewayMetrics:
         own = self._registry
         self._requests = Counter("fabric_requests", "Answered requests", ["model", "provider", "code"], registry=own)
         self._retries = Counter("fabric_retries", "Attempts after the first", ["reason"], registry=own)
+        self._retries_left = Gauge("fabric_retries_left", "Second attempts after slow failures", registry=own)
         self._cancelled = Counter("fabric_cancelled", "Requests that the client gave up on", ["phase"], registry=own)
         self._tokens = Counter("fabric_tokens", "Tokens, from the engines' usage", ["model", "direction"], registry=own)
         self._handed = Counter("fabric_handed_prompts", "Of split models", ["model", "outcome"], registry=own)
@@ -131,6 +133,7 @@ class GatewayMetrics:
         self.models: dict[str, ModelFigures] = {}
         self.patience = Patience()
         self.density = TokenDensity()
+        self.retry_budget = RetryBudget()
         self.in_flight = 0
         self.requests = 0
         self.failures = 0
@@ -141,6 +144,7 @@ class GatewayMetrics:
 
     def begun(self) -> None:
         self.in_flight += 1
+        self.retry_budget.begun += 1
 
     def ended(self, record: RequestRecord) -> None:
         """A request that was `begun` is over."""
@@ -204,6 +208,7 @@ class GatewayMetrics:
         """`waiting` for a slot, by class."""
         self.fold()
         self._in_flight.set(self.in_flight)
+        self._retries_left.set(self.retry_budget.left)
         self._clients.set(clients)
         self._slow_clients.set(slow_clients)
         for priority, number in waiting.items():
@@ -218,7 +223,7 @@ class GatewayMetrics:
         tallies: dict[tuple[str, str, int], _Tally] = {}
         for record in waiting:
             # Looked at once for each: this is half of what a record costs here.
-            model, stream, ttft_s, tpot_s = record.model, record.stream, record.ttft_s, record.tpot_s
+            model, ttft_s, tpot_s = record.model, record.ttft_s, record.tpot_s
             provider, status, end = record.provider, record.status, record.end
             tally = tallies.get((model, provider, status))
             if tally is None:
@@ -237,9 +242,7 @@ class GatewayMetrics:
                 self._ttft.labels(model).observe(ttft_s)
                 if tpot_s is not None:
                     self._tpot.labels(model).observe(tpot_s)
-            if model:
-                self.patience.learn(model, stream=stream, seconds=record.e2e_s if ttft_s is None else ttft_s)
-                if ttft_s is not None:
+                if model:
                     figures = self._figures(model)
                     figures.ttft.append(ttft_s)
                     if tpot_s is not None:

@@ -80,13 +80,6 @@ TRANSFER_FIELD: Final = "kv_transfer_params"
 """By which vLLM's servers hand a prompt's cache to one another: from whom, and which blocks."""
 ROOM_FIELDS: Final = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
 """By which SGLang's servers find one another for a prompt: where, and under which number."""
-CHAT_PATHS: Final = frozenset({"/v1/chat/completions", "/v1/completions"})
-"""Those whose streams end with figures of usage if one asks for them."""
-MODEL_PATHS: Final = CHAT_PATHS | {
-    "/v1/embeddings", "/v1/responses", "/v1/rerank", "/v1/score", "/v1/messages", "/v1/messages/count_tokens",
-    "/tokenize", "/detokenize",
-}  # fmt: skip
-"""What is passed on to a replica of the model that the body names."""
 
 
 class GatewayResponse:

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from fabrictool.engines.paths import CHAT_PATHS
 from fabrictool.gateway.bodies import Prompted
-from fabrictool.gateway.exchange import SLOW_S, Exchange
-from fabrictool.gateway.openai import CHAT_PATHS, TRANSFER_FIELD, with_field
+from fabrictool.gateway.exchange import SLOW_S, UNAVAILABLE, Exchange
+from fabrictool.gateway.openai import TRANSFER_FIELD, with_field
+from fabrictool.mesh.framing import LEFT_HEADER
 from fabrictool.routing.candidates import ready
 
 if TYPE_CHECKING:
@@ -94,10 +96,10 @@ class PairExchange(Exchange):
                 self._answer_lines += f"{HANDED_HEADER}: {self._handed_by}\r\n"
             return
         self.last_activity = now = self._client.now()
-        if status >= 500:
-            self._prefiller.ejection.failed(now)
+        if status == UNAVAILABLE and any(name == LEFT_HEADER for name, _ in headers):
+            self._prefiller.ejection.given_up()
         else:
-            self._prefiller.ejection.answered()
+            self._prefiller.ejection.heard(status, now, self._attempt_began, self._request.tenant)
         self._status = status
 
     def body(self, data: bytes) -> None:
@@ -125,7 +127,10 @@ class PairExchange(Exchange):
             self._without(again=False)  # its answer ended with the prompt, or the request is wrong: the other says so
             return
         self._handed_by, self._sender = self._prefiller.replica, self._prefiller.site
-        self._prefiller.timed(self._client.now() - self._attempt_began, None)
+        took_s = self._client.now() - self._attempt_began
+        self._prefiller.timed(took_s, None)
+        # It is waited for as for the answer itself, and takes longer.
+        self._metrics.patience.learn(self.model, self._form(), took_s)
         self._metrics.handed(self.model, "handed")
         self._answer(handed)
 
@@ -216,7 +221,7 @@ class PairExchange(Exchange):
             return
         now = self._client.now()
         prefiller.failures += 1
-        prefiller.ejection.failed(now, refused=word in ("refused", "timeout"))
+        prefiller.ejection.failed(now, self._attempt_began, refused=word in ("refused", "timeout"))
         self._without(again=now - self._attempt_began <= SLOW_S)
 
     def _finish(self, status: int, end: End, *, known: bool = True) -> None:

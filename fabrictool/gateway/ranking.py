@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from fabrictool.gateway.openai import CHAT_PATHS, with_field
+from fabrictool.engines.paths import CHAT_PATHS
+from fabrictool.gateway.openai import with_field
 from fabrictool.routing.admission import PRIORITIES
 
 if TYPE_CHECKING:

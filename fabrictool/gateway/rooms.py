@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from fabrictool.engines.paths import CHAT_PATHS
 from fabrictool.gateway.bodies import Computed
-from fabrictool.gateway.exchange import Exchange
-from fabrictool.gateway.openai import CHAT_PATHS, ROOM_FIELDS, GatewayResponse, error_response, with_field
+from fabrictool.gateway.exchange import UNAVAILABLE, Exchange
+from fabrictool.gateway.openai import ROOM_FIELDS, GatewayResponse, error_response, with_field
 from fabrictool.gateway.pairs import HANDED_OCTETS, PairExchange
 from fabrictool.gateway.upstream import AnswerListener
 from fabrictool.mesh.framing import LEFT_HEADER
@@ -117,11 +118,16 @@ class Room(AnswerListener):
 
     def head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self._status = status
-        leaves = any(name == LEFT_HEADER for name, _ in headers)
-        if status < 500:
-            self.prefiller.ejection.answered()
+        ejection = self.prefiller.ejection
+        leaves = status == UNAVAILABLE and any(name == LEFT_HEADER for name, _ in headers)
+        if leaves:
+            ejection.given_up()
         else:
-            self._fail(str(status), f"it answered {status}", counts=not leaves)
+            ejection.heard(status, self._owner.last_look(), self._began, self._asked.tenant)
+            self.prefiller.failures += status >= 500
+        if status >= 500:
+            self._end()
+            self._owner.prompt_lost(str(status), f"it answered {status}")
 
     def body(self, data: bytes) -> None:
         if len(self._held) <= HANDED_OCTETS:
@@ -159,10 +165,9 @@ class Room(AnswerListener):
 
     # -- internals --------------------------------------------------------------------------------------------
 
-    def _fail(self, word: str, reason: str, *, refused: bool = False, counts: bool = True) -> None:
-        if counts:
-            self.prefiller.failures += 1
-            self.prefiller.ejection.failed(self._owner.last_look(), refused=refused)
+    def _fail(self, word: str, reason: str, *, refused: bool = False) -> None:
+        self.prefiller.failures += 1
+        self.prefiller.ejection.failed(self._owner.last_look(), self._began, refused=refused)
         self._end()
         self._owner.prompt_lost(word, reason)
 
@@ -192,7 +197,7 @@ class RoomExchange(PairExchange):
         if room is not None and target is not None and status == 500:
             self._useless.append(room.prefiller)  # a cache that did not come is its word for many things
             if self._may_retry(now):
-                target.ejection.failed(now)
+                target.ejection.heard(status, now, self._attempt_began, self._request.tenant)
                 self._drop_attempt()
                 self._attempt("500", now)
                 return
@@ -326,7 +331,7 @@ class RoomExchange(PairExchange):
         # Each waits for the other one, so that nothing says which of them stands still.
         for member in (target, room.prefiller):
             member.failures += 1
-            member.ejection.failed(now)
+            member.ejection.failed(now, self._attempt_began)
         self._useless.append(room.prefiller)
         if not isinstance(self._candidates(), list):
             self._tried.remove(target)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from fabrictool.domain.specs import PatienceRule  # noqa: TC001
 from fabrictool.mesh.evidence import Attestation, NoAttestation
 from fabrictool.routing.admission import PRIORITIES, STANDARD, Priority
 from fabrictool.routing.candidates import TrustPolicy
@@ -36,6 +37,8 @@ class RoutingRules:
     priorities: Mapping[str, Priority] = field(default_factory=dict)
     """Tenant → the most important class that its requests may have."""
 
+    patience: Mapping[str, PatienceRule] = field(default_factory=dict)
+    """Models of which something is declared; see `Patience`."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Another name → the model that it means."""
 

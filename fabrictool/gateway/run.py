@@ -237,6 +237,7 @@ def _rules_of(
         admission=spec.admission is not False,
         priorities=spec.tenant_priorities,
         aliases=spec.model_aliases,
+        patience=spec.declared_patience,
     )
     if isinstance(spec.builds, msgspec.UnsetType):
         return rules

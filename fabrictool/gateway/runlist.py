@@ -13,7 +13,7 @@ from fabrictool.gateway.gateway import GatewayServer
 from fabrictool.gateway.keeping import budgeting, spooling, storing
 from fabrictool.gateway.loop import DRAIN_S, stop_event
 from fabrictool.gateway.rules import routing_rules
-from fabrictool.gateway.staticlist import StaticRegistry, static_targets
+from fabrictool.gateway.staticlist import StaticRegistry, declared_patience, static_targets
 from fabrictool.routing.policies import routing_policy
 from fabrictool.status.pages import serve_status
 
@@ -54,6 +54,7 @@ async def run_on_list(
             routing_rules(routing_policy(policy_name, random.Random(), {}, _log.warning), registry.groups, {}, retries),
             priorities=registry.priorities,
             aliases=registry.aliases,
+            patience=declared_patience(registry),
         ),
         keyring=keyring,
         targets=static_targets(registry),

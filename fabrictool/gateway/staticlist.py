@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
 import msgspec
 
 from fabrictool.base.errors import InvalidInputError, Place, Problem
 from fabrictool.base.files import file_error
-from fabrictool.domain.specs import Pairing, Phase
+from fabrictool.base.units import Duration, UnitError
+from fabrictool.domain.specs import Pairing, PatienceRule, Phase
 from fabrictool.gateway.directory import RoutingTarget, meeting_place
 from fabrictool.gateway.upstream import TcpConnector
 from fabrictool.routing.admission import Priority
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+Silence = Literal["first_byte", "whole", "idle"]
+"""As a blueprint's `SilenceLimits` has them."""
 
 
 class StaticNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,11 +50,21 @@ class StaticNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """It serves requests by their ``priority``, the smallest first: vLLM with ``--scheduling-policy priority``."""
 
 
+class StaticModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the file says of a model, in the words of a blueprint."""
+
+    reasoning: bool | None = None
+    """Absent: seen by the lengths of its answers."""
+    patience: dict[Silence, str] = {}
+    """How long its servers may be silent, such as ``45s``; what is absent is learned."""
+
+
 class StaticRegistry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The file: nodes, and the consumer groups that keys may name."""
 
     nodes: list[StaticNode]
     groups: dict[str, list[str]] = {}
+    models: dict[str, StaticModel] = {}
     aliases: dict[str, str] = {}
     """Another name → the model that it means."""
     priorities: dict[str, Priority] = {}
@@ -78,6 +93,7 @@ def read_registry(path: Path) -> StaticRegistry:
         if model not in served or alias in served:
             why = f"no node serves {model}" if model not in served else "it is the name of a model"
             problems.append(Problem("FT8001", f"aliases.{alias}: {why}", Place(str(path), thing=f"aliases.{alias}")))
+    problems += [p for name, model in registry.models.items() for p in _model_problems(path, name, model, served)]
     if not registry.nodes:
         problems.append(Problem("FT8001", "the registry lists no nodes", Place(str(path))))
     if problems:
@@ -119,6 +135,34 @@ def static_targets(registry: StaticRegistry) -> list[RoutingTarget]:
             target.ejection = group[0].ejection
         targets += group
     return targets
+
+
+def declared_patience(registry: StaticRegistry) -> dict[str, PatienceRule]:
+    """What it says of models, as gateways go by it."""
+    return {
+        name: PatienceRule(
+            _seconds(model, "first_byte"), _seconds(model, "whole"), _seconds(model, "idle"), model.reasoning
+        )
+        for name, model in registry.models.items()
+    }
+
+
+def _seconds(model: StaticModel, of_what: Silence) -> float | None:
+    return float(Duration.parse(model.patience[of_what])) if of_what in model.patience else None
+
+
+def _model_problems(path: Path, name: str, model: StaticModel, served: set[str]) -> list[Problem]:
+    place = Place(str(path), thing=f"models.{name}")
+    problems = [] if name in served else [Problem("FT8001", f"models.{name}: no node serves it", place)]
+    for what, text in model.patience.items():
+        try:
+            seconds = float(Duration.parse(text))
+        except UnitError as error:
+            problems.append(Problem("FT8001", f"models.{name}.patience.{what}: {error}", place))
+            continue
+        if not 1.0 <= seconds <= 86400.0:
+            problems.append(Problem("FT8001", f"models.{name}.patience.{what}: between 1s and 24h, not {text}", place))
+    return problems
 
 
 def _node_problems(path: Path, index: int, node: StaticNode) -> list[Problem]:

@@ -12,6 +12,7 @@ from fabrictool.base.errors import FabrictoolError
 from fabrictool.planner.assign import assign
 from fabrictool.planner.fairness import FAIRNESS
 from fabrictool.planner.forecast import forecast
+from fabrictool.planner.hysteresis import steadied
 from fabrictool.planner.judged import ROUNDS, lessons, shortfall, taught, with_reasons
 from fabrictool.planner.problem import replica_key
 from fabrictool.planner.solvers.appraisal import settled
@@ -44,6 +45,8 @@ class SearchOptions:
     solver: Solver = field(default_factory=ExactSolver)
     progress: Callable[[Solution], None] | None = None
     """Is told each better placement; with it, Ctrl-C ends the search and keeps the last one."""
+    steady: bool = False
+    """Whether replicas stay that some more demand would need again (`planner.hysteresis`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,10 @@ class Chosen:
     """By Ctrl-C."""
     again: Again = ""
     """What came of another search after a replay that missed."""
+    standing_by: Mapping[str, int] = field(default_factory=dict)
+    """Model → replicas that stay only for what some more demand would need."""
+    needed: Solution | None = None
+    """Without these, where there are any: what the search came to, and other placements are compared with."""
     asked: tuple[PlacementProblem, Solution] | None = None
     """Of a placement that lessons led to: the problem without them, and its solution."""
 
@@ -146,7 +153,10 @@ def _found(
     from fabrictool.planner.replay import replay  # noqa: PLC0415 - see above
 
     problem = solution.whole(problem)
-    solution = settled(problem, solution, options.seed)
+    growth = float(situation.blueprint.hysteresis) if options.steady else 0.0
+    larger, standing_by = steadied(problem, solution, growth, options.seed) if growth else (solution, {})
+    needed = settled(problem, solution, options.seed) if standing_by else None
+    solution = settled(problem, larger, options.seed)
     placement = weighted(problem, solution, _placed(situation, problem, solution), situation.weights)
     rates = planned_rates(problem, solution)
     names = sorted(situation.blueprint.models)
@@ -158,7 +168,9 @@ def _found(
     after = known | played_losses(
         situation.blueprint, situation.inventory, problem, placement, rates, options.seed, surviving
     )
-    return Chosen(situation, problem, tables, solution, placement, played, after, stopped)
+    return Chosen(
+        situation, problem, tables, solution, placement, played, after, stopped, standing_by=standing_by, needed=needed
+    )
 
 
 def _stays(model: str, placement: Placement, rates: Mapping[OptionKey, float], former: Chosen) -> bool:

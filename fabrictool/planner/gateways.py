@@ -16,6 +16,7 @@ from fabrictool.domain.specs import (
     GatewaySpec,
     HostPort,
     LoginSpec,
+    PatienceRule,
     RecordsSpec,
     TelemetrySpec,
     WakeRule,
@@ -30,6 +31,7 @@ from fabrictool.simulator.stepmodel import KV_OCTETS
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
 
+    from fabrictool.base.units import Duration
     from fabrictool.domain.blueprint import Blueprint, Budget, Gateway, Model, Tenant
     from fabrictool.domain.evidence import Evidence
     from fabrictool.domain.inventory import Inventory
@@ -149,6 +151,7 @@ def _spec(
             if model.limits != RequestLimits()
         }
         or msgspec.UNSET,
+        patience=_patience(blueprint) or msgspec.UNSET,
         wakes=_wakes(blueprint) or msgspec.UNSET,
         cache_octets=_cache_octets(blueprint) or msgspec.UNSET,
         bases=blueprint.bases or msgspec.UNSET,
@@ -198,6 +201,24 @@ def _wakes(blueprint: Blueprint) -> dict[str, WakeRule]:
         for name, model in _with_adapters(blueprint)
         if model.replicas.idle_after is not None
     }
+
+
+def _patience(blueprint: Blueprint) -> dict[str, PatienceRule]:
+    """Of models that say something of it; what stands beside a model is held to be like it."""
+    rules = {
+        name: PatienceRule(
+            _seconds(model.patience.first_byte),
+            _seconds(model.patience.whole),
+            _seconds(model.patience.idle),
+            model.reasoning,
+        )
+        for name, model in _with_adapters(blueprint)
+    }
+    return {name: rule for name, rule in rules.items() if rule != PatienceRule()}
+
+
+def _seconds(duration: Duration | None) -> float | None:
+    return None if duration is None else float(duration)
 
 
 def _slos(blueprint: Blueprint) -> dict[str, tuple[float | None, float | None]]:

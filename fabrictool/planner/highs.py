@@ -163,9 +163,21 @@ def _serve(pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other side hears it, and decides
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
+    _load_engine()  # nothing is asked yet, mostly
     with suppress(EOFError, OSError):
         while True:
             pipe.send(_answer(*pipe.recv()))
+
+
+def _load_engine() -> None:
+    from ortools.math_opt import (  # noqa: F401, PLC0415 - see above
+        callback_pb2,
+        model_parameters_pb2,
+        model_pb2,
+        parameters_pb2,
+        result_pb2,
+    )
+    from ortools.math_opt.core.python import solver  # noqa: F401, PLC0415 - see above
 
 
 def _answer(program: MixedProgram, limits: SearchLimits) -> Searched | None:

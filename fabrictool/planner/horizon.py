@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from fabrictool.base.errors import InfeasibleError
 from fabrictool.planner.limits import DUST
 from fabrictool.planner.quotas import quotas_of, shared_out, without_quotas
-from fabrictool.planner.schedules import Judge
+from fabrictool.planner.schedules import PAID, Judge
 from fabrictool.planner.waiting import Others, able_to_wait, postponed
 from fabrictool.planner.ways import QuotaPrice, Ways
 from fabrictool.planner.work import never
@@ -248,10 +248,11 @@ def _shared(steps: Sequence[Step], search: HorizonSearch, free: Horizon) -> list
 def _priced(judge: Judge, schedule: Schedule, choices: Sequence[Sequence[Placed]]) -> Schedule:
     """The best of this one and of ways through the choices at a price on what they use of quotas.
 
-    The price is on what running comes to where that is enough, else on misses of the SLO, else on what is unserved.
+    The price is on what running comes to where that is enough, else on misses of the SLO, else on what losses would
+    leave unserved, else on what is unserved.
     """
     ways = Ways(judge)
-    for place in (2, 1, 0):
+    for place in reversed(range(PAID + 1)):
         low, high, enough = 0.0, ways.highest(place), False
         price = QuotaPrice(place, high)
         for _ in range(PRICES_TRIED):

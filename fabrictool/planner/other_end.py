@@ -1,7 +1,8 @@
 """A copy of this process that works its way through the same things from their other end, until the two meet.
 
 With a second core it takes half as long; where that is busy nothing is waited for, and nothing comes out otherwise.
-There is a copy only where a fork is safe: on a system that has it, and while no other thread runs.
+There is a copy only where a fork is safe: on Linux, and while no other thread of Python runs. Those of NumPy's linear
+algebra wait for work, and it hears of forks.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import gc
 import os
 import signal
 import threading
+import warnings
 from contextlib import suppress
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -36,7 +38,8 @@ class OtherEnd(Generic[T, R]):
         """`work` gives what can be pickled; there is no copy where none is `wanted`."""
         self._done: dict[int, R] = {}
         self._reader: Connection | None = None
-        self._copy = 0
+        self._copy: int | None = None
+        """A descriptor of its process."""
         if wanted and _may_fork():
             self._begin(items, work)
 
@@ -46,9 +49,15 @@ class OtherEnd(Generic[T, R]):
     def __exit__(self, *_: object) -> None:
         if self._reader is not None:
             self._reader.close()
-        if self._copy:
-            os.kill(self._copy, signal.SIGKILL)
-            os.waitpid(self._copy, 0)
+        if self._copy is None:
+            return
+        # By its descriptor: where nobody waits for children (SIGCHLD is ignored) its number may be another's by now.
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._copy, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            os.waitid(os.P_PIDFD, self._copy, os.WEXITED)
+        os.close(self._copy)
+        self._copy = None
 
     def done(self, at: int) -> R | None:
         """What the copy made of an item; None: it is not there yet."""
@@ -63,16 +72,25 @@ class OtherEnd(Generic[T, R]):
 
         self._reader, writer = Pipe(duplex=False)
         _widen(writer.fileno())
-        former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which the copy does not hear
         try:
-            self._copy = os.fork()
-            if not self._copy:
-                self._work(items, work, writer)
-        except OSError:  # no memory for another process
-            self._copy = 0
+            former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which the copy does not hear
+            try:
+                self._fork(items, work, writer)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, former)
+        except BaseException:  # Ctrl-C that waited
+            self.__exit__()
+            raise
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, former)
-        writer.close()
+            writer.close()
+
+    def _fork(self, items: Sequence[T], work: Callable[[T], R], writer: Connection) -> None:
+        with warnings.catch_warnings(), suppress(OSError):  # no memory for another process
+            warnings.simplefilter("ignore", DeprecationWarning)  # of NumPy's threads: see above
+            copy = os.fork()
+            if not copy:
+                self._work(items, work, writer)
+            self._copy = os.pidfd_open(copy)
 
     def _work(self, items: Sequence[T], work: Callable[[T], R], writer: Connection) -> NoReturn:
         try:
@@ -88,7 +106,7 @@ class OtherEnd(Generic[T, R]):
 
 
 def _may_fork() -> bool:
-    return hasattr(os, "fork") and hasattr(os, "sched_getaffinity") and _cores() > 1 and threading.active_count() == 1
+    return hasattr(os, "pidfd_open") and _cores() > 1 and threading.active_count() == 1
 
 
 def _cores() -> int:

@@ -118,6 +118,15 @@ def undominated(points: Iterable[FrontPoint]) -> list[FrontPoint]:
     return sorted(kept, key=lambda point: [point.values[name] for name in names])
 
 
+def is_beaten(point: FrontPoint, points: Iterable[FrontPoint]) -> bool:
+    """Whether another one is better in all, or serves more: a search that ended early may leave the blueprint's so."""
+    return any(
+        _more(point, "served", other.values["served"]) or _dominates(other, point)
+        for other in points
+        if other is not point
+    )
+
+
 def _more(point: FrontPoint, name: str, value: float) -> bool:
     return point.values[name] > value + 2 * tolerance(name, value)
 

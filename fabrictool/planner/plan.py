@@ -31,6 +31,7 @@ from fabrictool.planner.explaining.sizing import shape_sentences, shortfall_sent
 from fabrictool.planner.explaining.whynot import answers, checked
 from fabrictool.planner.extra import extra_sentences
 from fabrictool.planner.gateways import stranded
+from fabrictool.planner.hysteresis import standing_sentences
 from fabrictool.planner.judged import learned_sentences
 from fabrictool.planner.loads import start_times
 from fabrictool.planner.lost_together import unkept_losses
@@ -110,7 +111,7 @@ def plan(
     expiring = stranded(blueprint.every_gateway, evidence) | successions(evidence, now)
     wanted = wanted_units(blueprint, inventory, placement, evidence, successors(expiring))
     currency = currency_of(inventory)
-    sentences = _asked(situation, _resolver(problem, solution, options), currency, options)
+    sentences = _asked(situation, _resolver(problem, chosen.needed or solution, options), currency, options)
     why, cut = _until_interrupted(sentences, patient=options.progress is None)
     steps = actions(wanted, evidence, expiring)
     forecast = forecast_of(chosen, currency, options.seed)
@@ -130,6 +131,7 @@ def plan(
         unchanged=kept or msgspec.UNSET,
         reasons=(
             *reasons(problem, solution, currency, forecast.models),
+            *standing_sentences(chosen.standing_by, float(blueprint.hysteresis)),
             *extra_sentences(unit.spec for unit in wanted.values()),
             *learned_sentences(situation.learned),
             *why,
@@ -181,7 +183,7 @@ def decision(
     problem, solution, currency = chosen.problem, chosen.solution, currency_of(inventory)
     places = dict.fromkeys(pool.device for pool in problem.pools)
     questions = [f"{model}@{place}" for place in places] if whole else [question]
-    resolver = _resolver(problem, solution, options)
+    resolver = _resolver(problem, chosen.needed or solution, options)
     return (
         *(
             sentence
@@ -252,6 +254,7 @@ def unsolved(
 def _chosen(situation: Situation, options: PlanOptions, evidence: Evidence) -> tuple[Chosen, PlacementProblem]:
     """What was chosen: by a search, or because it was applied and nothing has changed; and of which problem."""
     observed = evidence.observed
+    options = replace(options, steady=not options.improve)
     try:
         built = situation.build()
     except InfeasibleError as error:

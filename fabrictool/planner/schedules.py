@@ -1,8 +1,9 @@
 """What placements in each step of a horizon come to, and the best way through what each may have.
 
-A schedule is judged by what it uses beyond its quotas, then by unserved requests, requests that miss their SLO, and
-what running, starting and stopping come to. What each placement serves in each step is a linear program with its
-counts; what is lost while some of it loads is added by model (`planner.loading`).
+A schedule is judged by what it uses beyond its quotas, then by unserved requests, by what losses that models are to
+survive would leave unserved, by requests that miss their SLO, and by what running, starting and stopping come to. What
+each placement serves in each step is a linear program with its counts; what is lost while some of it loads is added by
+model (`planner.loading`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from fabrictool.planner.loading import Lead, Past, Starts, lost, stretches
 from fabrictool.planner.moving import DRAIN_S
 from fabrictool.planner.solvers.part import part_of
 from fabrictool.planner.stages import in_order
+from fabrictool.planner.survival import exposure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -31,7 +33,12 @@ MOST_TRIED = 5000
 LP_SECONDS = 60.0
 DUST = 4
 """Digits of requests/s that count: less is the solver's rounding."""
-Value = tuple[float, float, float]
+Service = tuple[float, float, float]
+"""Requests/s that are not served, by priority; that miss their SLO; and that are not served."""
+Value = tuple[float, float, float, float]
+"""Requests that are not served, by priority; that losses would leave unserved; that miss their SLO; what it costs."""
+PAID = 3
+"""Where in a value that stands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +48,8 @@ class PlacedStep:
     placed: Placed
     lacks: float
     """Requests/s that are not served, by their models' priorities."""
+    exposed: float
+    """The same, after losses that they are to survive, in the sum of all of them."""
     misses: float
     """Requests/s that miss their SLO."""
     unserved: float
@@ -84,6 +93,11 @@ class Schedule:
         return math.fsum(part.to_loading for part in self.parts) * self.seconds
 
     @property
+    def exposed(self) -> float:
+        """Requests that losses would leave unserved, by priority, in the sum of all steps and losses."""
+        return math.fsum(part.exposed for part in self.parts) * self.seconds
+
+    @property
     def misses(self) -> float:
         return math.fsum(part.misses for part in self.parts) * self.seconds
 
@@ -109,7 +123,8 @@ class Schedule:
     def value(self) -> Value:
         """The less, the better, the first ones first."""
         lacks = math.fsum(part.lacks for part in self.parts) * self.seconds
-        return (round(lacks, DUST), round(self.misses, DUST), round(self.running + self.switching, 6))
+        paid = self.running + self.switching
+        return round(lacks, DUST), round(self.exposed, DUST), round(self.misses, DUST), round(paid, 6)
 
     @property
     def rank(self) -> tuple[float, Value]:
@@ -148,11 +163,12 @@ class Judge:
         self._rules = [rules.index(its) for its in rules]
         self._possible: dict[tuple[int, Placed], bool] = {}
         self._prices: dict[tuple[int, OptionKey], float] = {}
-        self._services: dict[tuple[int, Placed], Value | None] = {}
+        self._services: dict[tuple[int, Placed], Service | None] = {}
+        self._exposed: dict[tuple[int, Placed], float] = {}
         self._parts: dict[tuple[int, Past, Placed], tuple[PlacedStep, Past] | None] = {}
         self._losses: dict[tuple[int, str, tuple[tuple[OptionKey, float], ...]], tuple[float, float]] = {}
 
-    def service(self, at: int, placed: Placed) -> Value | None:
+    def service(self, at: int, placed: Placed) -> Service | None:
         """Requests/s that are not served, by priority; that miss their SLO; and that are not served; once all has
         loaded. None where the placement is not possible, or is one of many to choose from and enough was tried.
         """
@@ -163,7 +179,7 @@ class Judge:
             self._services[key] = self._service(at, placed)
         return self._services[key]
 
-    def _service(self, at: int, placed: Placed) -> Value | None:
+    def _service(self, at: int, placed: Placed) -> Service | None:
         known, problem = self.options[at], self.steps[at].problem
         if any(key not in known for key, _ in placed):
             return None
@@ -188,7 +204,7 @@ class Judge:
             self._possible[key] = loads.minimise("served", seconds=LP_SECONDS, seed=0) is not None
         return self._possible[key]
 
-    def _by_model(self, at: int, placed: Placed) -> Value:
+    def _by_model(self, at: int, placed: Placed) -> Service:
         mine: dict[str, dict[OptionKey, float]] = {need.model: {} for need in self.steps[at].problem.needs}
         for key, count in placed:
             mine[key[0]][key] = float(count)
@@ -222,6 +238,7 @@ class Judge:
         part = PlacedStep(
             placed,
             max(0.0, lacks + late[0]),
+            self.exposed(at, placed),
             max(0.0, misses + late[1]),
             unserved + late[2],
             running,
@@ -242,18 +259,28 @@ class Judge:
         return self._starts.room(at, placed, {}, key, max(0, min(wanted, most - there)))
 
     def standing(self, at: int, placed: Placed) -> Value | None:
-        """(requests/s not served, by priority, requests/s that miss their SLO, what running comes to) of a placement by
-        itself; None where it is not possible.
-        """
+        """Of a placement by itself, with requests/s for requests; None where it is not possible."""
         service = self.service(at, placed)
-        return None if service is None else (service[0], service[1], self._running(at, placed))
+        if service is None:
+            return None
+        return service[0], self.exposed(at, placed), service[1], self._running(at, placed)
+
+    def exposed(self, at: int, placed: Placed) -> float:
+        """What the losses that models are to survive would leave unserved, once all has loaded; see `PlacedStep`."""
+        key = (self.same[at], placed)
+        if key not in self._exposed:
+            known, problem = self.options[at], self.steps[at].problem
+            counts = {known[its][0]: count for its, count in placed if its in known}
+            lost = math.fsum(exposure(problem, need, counts) for need in problem.needs if need.survive is not None)
+            self._exposed[key] = round(lost, DUST)
+        return self._exposed[key]
 
     def _running(self, at: int, placed: Placed) -> float:
         return math.fsum(self._price(at, key) * count for key, count in placed) * self.steps[at].hours
 
     # -- while something loads --------------------------------------------------------------------------------
 
-    def _while_loading(self, at: int, counts: Mapping[OptionKey, int], missing: Missing) -> Value:
+    def _while_loading(self, at: int, counts: Mapping[OptionKey, int], missing: Missing) -> Service:
         """What is lost more, as `service` says it, in requests/s of the whole step."""
         step, total = self.steps[at], [0.0, 0.0, 0.0]
         late: dict[str, list[tuple[OptionKey, float, int]]] = defaultdict(list)
@@ -354,7 +381,7 @@ class Judge:
     def nearest(self, at: int, past: Past, known: Sequence[Placed]) -> Placed | None:
         """Which of these is best in that step alone; None where it allows none of them."""
         parts = [its[0] for placed in known if (its := self.part(at, past, placed)) is not None]
-        values = [((part.lacks, part.misses, part.running + part.switching), part.placed) for part in parts]
+        values = [((p.lacks, p.exposed, p.misses, p.running + p.switching), p.placed) for p in parts]
         return min(values)[1] if values else None
 
     @property

@@ -147,6 +147,24 @@ def worst_loss(problem: PlacementProblem, need: ModelNeed, counts: Mapping[int, 
     return worst
 
 
+def exposure(problem: PlacementProblem, need: ModelNeed, counts: Mapping[int, int]) -> float:
+    """Requests/s, by priority, that all losses together leave unserved, each by itself: the stage ``survived``."""
+    if need.survive is None:
+        return 0.0
+    options = {i: problem.options[i] for i in problem.of(need.model)}
+    placed = {i: option for i, option in options.items() if counts.get(i)}
+    pools = {pool.key: pool for pool in problem.pools}
+    pools |= {pool.key: pool for option in options.values() for pool in option.pools}
+    every = losses(need.survive, pools.values())
+    total = 0.0
+    for reserve in reserves(need, options):
+        mine = replace(reserve, weights={i: weight for i, weight in reserve.weights.items() if i in placed})
+        total += math.fsum(
+            unserved(mine, placed, counts, loss, pools) for loss in every if reserve.can_survive(options, loss)
+        )
+    return need.priority * total
+
+
 def unserved(
     reserve: Reserve,
     options: Mapping[int, Option],

@@ -110,9 +110,10 @@ def busiest_hours(blueprint: Blueprint, problem: PlacementProblem, solution: Sol
         most = room_of(problem, solution, need.model, most_of)
         lost, late = max(0.0, rate - most), max(0.0, min(rate, most) - within)
         lacks = [f"{lost:.3g} cannot be served"] * (lost > EXACT) + [f"{late:.3g} miss the SLO"] * (late > EXACT)
-        outcome = f", of which {' and '.join(lacks)}" if lacks else ", which can be served"
         hour = f"{DAYS[at // DAY]} {at % DAY:02}:00"
-        yield f"{need.model}: in its busiest hour ({hour}) {rate:.3g} req/s are asked for{outcome}"
+        if lacks:
+            asked = f"{rate:.3g} req/s are asked for, of which {' and '.join(lacks)}"
+            yield f"{need.model}: in its busiest hour ({hour}) {asked}"
 
 
 def _interval(rates: Sequence[float], quantile: float) -> tuple[float, float]:

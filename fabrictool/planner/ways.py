@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fabrictool.planner.quotas import Quota
-from fabrictool.planner.schedules import DUST
+from fabrictool.planner.schedules import DUST, PAID
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -110,7 +110,7 @@ class Ways:
         dearest = max((step.price(o) for step in self._judge.steps for o in step.problem.options), default=0.0)
         most = sum(pool.nodes * pool.devices_per_node for pool in self._judge.steps[0].problem.pools)
         paid = dearest * most * math.fsum(step.hours for step in self._judge.steps)
-        return 100.0 * max(1.0, paid if place == 2 else asked)
+        return 100.0 * max(1.0, paid if place == PAID else asked)
 
     def best(self, choices: Choices, price: QuotaPrice | None = None) -> Schedule | None:
         """The best way through what each step may have; None where one may have none of it.
@@ -118,7 +118,7 @@ class Ways:
         Of the ways to a placement in a step the best one is kept. Where loads take longer than a step, another
         one might lead to a better end.
         """
-        ways: dict[Placed, tuple[Value, tuple[Placed, ...], Past]] = {(): ((0.0, 0.0, 0.0), (), self._judge.first)}
+        ways: dict[Placed, tuple[Value, tuple[Placed, ...], Past]] = {(): ((0.0, 0.0, 0.0, 0.0), (), self._judge.first)}
         for at in range(len(self._judge.steps)):
             reached: dict[Placed, tuple[Value, tuple[Placed, ...], Past]] = {}
             for placed in choices[at]:
@@ -136,13 +136,13 @@ class Ways:
 
     def _added(self, value: Value, part: PlacedStep, price: QuotaPrice | None) -> Value:
         seconds = self._judge.steps[0].seconds
-        total = [value[0] + part.lacks * seconds, value[1] + part.misses * seconds,
-                 value[2] + part.running + part.switching]  # fmt: skip
+        lacks, exposed, misses = (its * seconds for its in (part.lacks, part.exposed, part.misses))
+        total = [value[0] + lacks, value[1] + exposed, value[2] + misses, value[3] + part.running + part.switching]
         if price is not None:
             total[price.place] += price.amount * math.fsum(
                 used / (quota.most or 1.0) for quota, used in zip(self._judge.quotas, part.used, strict=True)
             )
-        return round(total[0], DUST), round(total[1], DUST), total[2]
+        return round(total[0], DUST), round(total[1], DUST), round(total[2], DUST), total[3]
 
     def mixed(self, schedule: Schedule, choices: Choices, price: QuotaPrice | None = None) -> Schedule:
         """With each model in turn placed as in any choice of its step while the others stay, until that helps none."""

@@ -3,7 +3,8 @@
 A server that refuses connections has no load, so whoever looks for the least loaded one would send it everything. So it
 is *out* at once when it refuses, and after two failures on end when it breaks off or answers 5xx before its head: for a
 second, doubled each time up to 30. Then one request may try it (half-open); if that is answered, it is back. An answer
-of 4xx is the client's fault and no failure (sglang #25811: a client's 400s took a whole fleet out).
+of 4xx is the client's fault and no failure (sglang #25811: a client's 400s took a whole fleet out). What was begun
+before a server went out and fails later tells nothing new: it would be out for half a minute after one restart.
 
 If everybody is out, nobody is: a wrong verdict must not refuse what somebody might have served.
 """
@@ -19,18 +20,24 @@ FAILURES: Final = 2
 """On end, that take a server out which does accept connections."""
 OUT_S: Final = 1.0
 OUT_MAX_S: Final = 30.0
+ALIKE: Final = 5
+"""Answers of 500 on end to one asker that count as his requests' fault; see `Ejection.heard`."""
+_NOT_IMPLEMENTED: Final = 501
 
 
 class Ejection:
     """Of one server. All times in monotonic seconds."""
 
-    __slots__ = ("_failures", "_lasts", "_probed", "out_until")
+    __slots__ = ("_alike", "_asker", "_failures", "_lasts", "_probed", "_went_out", "out_until")
 
     def __init__(self) -> None:
         self.out_until = 0.0
         """0: it is not out."""
+        self._went_out = -1.0
         self._lasts = 0.0
         self._failures = 0
+        self._asker, self._alike = "", 0
+        """Who got the last 500s on end, and how many."""
         self._probed = False
 
     def available(self, now: float) -> bool:
@@ -44,18 +51,40 @@ class Ejection:
 
     def answered(self) -> None:
         """It answered, whatever it said of the request."""
-        self.out_until, self._lasts, self._failures, self._probed = 0.0, 0.0, 0, False
+        self.out_until, self._lasts, self._failures, self._alike, self._probed = 0.0, 0.0, 0, 0, False
+
+    def heard(self, status: int, now: float, began: float, asker: str) -> None:
+        """The head of its answer to a request that `began` then; `asker`: the tenant, if keys are asked for.
+
+        501 says that it has no such thing, as llama-server does of embeddings: it is well. 500 may be the request's
+        own fault, as where a template fails at what somebody sends again and again; so the next ones to the same asker
+        count only from `ALIKE` on end on, with nothing answered between: one tenant puts no busy server out, and
+        one that is broken does not draw all requests to itself, not even where there is one tenant alone. 502, 503 and
+        504 say that it cannot serve.
+        """
+        if status < 500 or status == _NOT_IMPLEMENTED:
+            self.answered()
+            return
+        if status == 500 and began > self._went_out:
+            self._alike = self._alike + 1 if asker == self._asker else 1
+            self._asker = asker
+            if 1 < self._alike < ALIKE:
+                self.given_up()
+                return
+        self.failed(now, began)
 
     def given_up(self) -> None:
-        """The client went away before there was an answer: nothing is known."""
+        """Nothing is known of it: the client went away, its agent ends, or what it said was the request's fault."""
         self._probed = False
 
-    def failed(self, now: float, *, refused: bool = False) -> None:
-        """It broke off or answered 5xx before its head or, `refused`, did not let us connect."""
+    def failed(self, now: float, began: float, *, refused: bool = False) -> None:
+        """An attempt that `began` then broke off or got 5xx before its head or, `refused`, could not connect."""
+        if began <= self._went_out or now < self.out_until:  # while it is out it is asked only if all are
+            return
         self._failures += 1
         if refused or self._probed or self._failures >= FAILURES:
             self._lasts = min(OUT_MAX_S, max(OUT_S, 2.0 * self._lasts))
-            self.out_until = now + self._lasts
+            self._went_out, self.out_until = now, now + self._lasts
         self._probed = False
 
 

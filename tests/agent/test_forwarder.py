@@ -4,6 +4,7 @@ import pytest
 
 from fabrictool.agent.forwarder import EngineSide, allowed, request_head
 from fabrictool.agent.supervisor import samples
+from fabrictool.engines.paths import MODEL_PATHS
 from fabrictool.mesh.framing import StreamHead
 
 
@@ -11,8 +12,8 @@ def head(path="/v1/completions", method="POST", headers=(), length=3):
     return StreamHead(b"s" * 16, method, path, headers, length)
 
 
-@pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions", "/v1/completions?x=1"])
-def test_the_openai_paths_pass(path):
+@pytest.mark.parametrize("path", [*sorted(MODEL_PATHS), "/v1/completions?x=1"])
+def test_what_a_gateway_offers_passes(path):
     assert allowed(head(path))
 
 
@@ -25,6 +26,9 @@ def test_the_openai_paths_pass(path):
         "/collective_rpc",
         "//v1/x",
         "/v1",
+        "/v1/models",
+        "/v1/load_lora_adapter",
+        "/v1/completions?x=\xff",
         "/v1/x\r\nhost: y",
         "/v1/ x",
         "http://h/v1/",
@@ -36,6 +40,7 @@ def test_admin_routes_and_tricks_do_not(path):
 
 def test_other_methods_do_not():
     assert not allowed(head(method="DELETE"))
+    assert not allowed(head(method="GET"))
     assert not allowed(head(method="POST /x HTTP/1.1\r\n"))
 
 

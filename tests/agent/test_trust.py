@@ -10,11 +10,13 @@ import msgspec
 import pytest
 
 from fabrictool.agent import agent as agent_module
+from fabrictool.agent import forwarder as forwarder_module
 from fabrictool.agent.agent import Agent
 from fabrictool.agent.guarding import GATEWAY_GRACE_S, GROUP_GRACE_S, Guard
 from fabrictool.base.clock import SystemClock
 from fabrictool.base.runfolder import RunFolder
 from fabrictool.domain.specs import AgentSpec, AgentTrust, GatewaySpec, HostPort, encode_spec, mark_of
+from fabrictool.engines.paths import MODEL_PATHS
 from fabrictool.gateway.keyfile import KeyRow, encode_keys
 from fabrictool.gateway.keys import Keyring, hash_key, keys_digest
 from fabrictool.gateway.run import run_on_mesh
@@ -138,8 +140,8 @@ class Bed:
         async with http.get(self.process["status"]) as answer:
             return await answer.json()
 
-    async def ask(self, http, key):
-        url = f"http://{self.process['listen']}/v1/chat/completions"
+    async def ask(self, http, key, path="/v1/chat/completions"):
+        url = f"http://{self.process['listen']}{path}"
         async with http.post(url, json={"model": "m"}, headers={"authorization": f"Bearer {key * 20}"}) as answer:
             return answer.status, await answer.json()
 
@@ -178,6 +180,32 @@ async def test_an_agent_refuses_in_words_that_reach_the_client_and_takes_new_rul
         assert (await bed.ask(http, "b"))[0] == 200
         assert [agent.status().engine.pid for agent, _, _ in bed.agents] == engines
     await bed.stop()
+
+
+@pytest.mark.asyncio
+async def test_all_that_a_gateway_offers_reaches_an_engine_and_the_rest_is_no_failure_of_it(tmp_path, monkeypatch):
+    adapter = ScriptedAdapter()
+    adapter.script = ENGINE
+    monkeypatch.setattr(agent_module, "adapter", lambda name: adapter)
+    monkeypatch.setattr(agent_module, "resolve", lambda source: source)
+    bed = Bed(tmp_path)
+    await bed.start(AgentTrust(groups=("all",), gateways=("beta",)))
+    async with aiohttp.ClientSession() as http:
+        assert {path: (await bed.ask(http, "a", path))[0] for path in MODEL_PATHS} == dict.fromkeys(MODEL_PATHS, 200)
+        monkeypatch.setattr(forwarder_module, "MODEL_PATHS", frozenset({"/v1/chat/completions"}))  # of another release
+        for _ in range(4):
+            status, document = await bed.ask(http, "a", "/tokenize")
+            assert (status, document["error"]["fabric_code"]) == (404, "FT8107")
+        totals = (await bed.status(http))["totals"]
+        assert (totals["retries"], totals["failures"]) == (0, 0)
+        assert await replicas_out(bed, http) == ["0.0", "0.0"]
+    await bed.stop()
+
+
+async def replicas_out(bed, http):
+    async with http.get(bed.process["status"].removesuffix("/status") + "/metrics") as answer:
+        lines = (await answer.text()).splitlines()
+    return [line.split()[-1] for line in lines if line.startswith("fabric_replica_out{")]
 
 
 @pytest.mark.asyncio

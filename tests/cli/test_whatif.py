@@ -116,6 +116,17 @@ def test_misuse_has_a_code(fabric, capsys, arguments, code, said):
     assert said in capsys.readouterr().err
 
 
+def test_of_a_fabric_that_is_not_there_yet(fabric, capsys, monkeypatch):
+    """No cluster is asked, and nothing of what was applied counts."""
+
+    def refused(*_arguments):
+        raise AssertionError("somebody asked the clusters")
+
+    monkeypatch.setattr("fabrictool.cli.source.Source.fabric", refused)
+    assert main(["plan", "-b", str(fabric), "--what-if", "rate.*=2", "--executor", "here", "--assume-empty"]) == 0
+    assert "rate.*=2" in capsys.readouterr().out
+
+
 def test_a_scheduler_that_does_not_answer(fabric, capsys, monkeypatch):
     monkeypatch.setattr(executors, "PATIENCE_S", 1)
     assert main(["plan", "-b", str(fabric), "--what-if", "rate.*=2", "--executor", "dask://127.0.0.1:9"]) == 69

@@ -18,6 +18,7 @@ from fabrictool.gateway.keyfile import KeyRow
 from fabrictool.gateway.keys import Keyring, hash_key
 from fabrictool.gateway.rules import RoutingRules
 from fabrictool.gateway.staticlist import StaticNode, StaticRegistry, static_targets
+from fabrictool.mesh.framing import LEFT_HEADER
 from fabrictool.routing.candidates import TrustPolicy
 from fabrictool.routing.policies import routing_policy
 from tests.gateway.postgres import Postgres, programs
@@ -63,8 +64,10 @@ class FakeEngine:
     async def answer(self, request):
         body = await request.json()
         self.seen.append((request, body))
-        if self.mode == "503":
-            return web.json_response({"error": {"message": "busy"}}, status=503)
+        if self.mode in ("500", "501", "503"):
+            return web.json_response({"error": {"message": "not now"}}, status=int(self.mode))
+        if self.mode == "left":
+            return web.Response(status=503, headers={LEFT_HEADER.decode(): "yes"})
         if self.mode == "full":
             self.before()
             answer = {"error": {"message": "nobody could begin this request in time", "code": "no_room_in_time"}}

@@ -1,8 +1,8 @@
 """One server after the other is killed, stopped, muted, resets or says 503, while one at least is left.
 
 A client that had no octet yet must see no error, whatever happens; a stream that was begun ends with its `[DONE]`, or
-with an error event and without. Counted, not timed: whose server hangs is given up when the bed says that the time is
-over, for patience is half a minute at least (see `gateway.patience`).
+with an error event and without. Whose server hangs is given up by the gateway itself, after the second that the model's
+`patience` says.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from fabrictool.base.clock import SystemClock
+from fabrictool.domain.specs import PatienceRule
 from fabrictool.gateway.gateway import GatewayServer
 from fabrictool.gateway.rules import RoutingRules
 from fabrictool.gateway.staticlist import StaticNode, StaticRegistry, static_targets
@@ -107,7 +108,8 @@ class Churn:
     async def run(self, pause_s):
         await asyncio.gather(*(node.start() for node in self.nodes))
         registry = StaticRegistry([StaticNode(f"http://{node.name}", ["m"], "alpha") for node in self.nodes])
-        rules = RoutingRules(self.watched, TrustPolicy({}, {}), 10)
+        patience = {"m": PatienceRule(first_byte_s=1.0, whole_s=1.0, idle_s=1.0)}
+        rules = RoutingRules(self.watched, TrustPolicy({}, {}), 10, patience=patience)
         targets = static_targets(registry)
         self.gateway = GatewayServer(SystemClock(), fabric="churn", rules=rules, keyring=None, targets=targets)
         self.gateway.sinks.append(self.ended)
@@ -118,7 +120,6 @@ class Churn:
             while not all(client.done() for client in clients):
                 await self.harm_or_mend()
                 await asyncio.sleep(pause_s)
-                self.time_is_over()
             await asyncio.gather(*clients)
             await until(lambda: self.gateway._metrics.in_flight == 0)
         finally:
@@ -154,13 +155,6 @@ class Churn:
         """Whether a node that works is left for a request, which is not asked twice."""
         now = exchange._target.replica if exchange._target is not None else ""
         return now in well or bool(well - {target.replica for target in exchange._tried})
-
-    def time_is_over(self):
-        """For requests at nodes that hang; the others have done nothing wrong."""
-        hanging = {node.name for node in self.nodes if node.fault in ("stopped", "mute")}
-        for exchange in self.open():
-            if exchange._target is not None and exchange._target.replica in hanging:
-                exchange.expire(exchange.last_activity + 10_000)
 
     async def ask_for_ever(self, number):
         reader, writer = await asyncio.open_connection(self.host, int(self.port))

@@ -7,9 +7,10 @@ import aiohttp
 import openai
 import pytest
 
-from fabrictool.gateway.patience import UNKNOWN_STREAM_S
+from fabrictool.gateway.patience import UNKNOWN
 from fabrictool.gateway.staticlist import StaticNode
 from fabrictool.gateway.upstream import ANSWER_HEAD_OCTETS, IDLE_S
+from fabrictool.routing.ejection import OUT_S
 from tests.gateway.conftest import FakeEngine, until
 from tests.gateway.test_raw_http import CHAT, post
 
@@ -62,6 +63,24 @@ async def test_a_server_that_comes_back_is_used_again(bed):
         await server.wait_closed()
 
 
+async def test_an_engine_that_restarts_under_many_requests_is_out_as_long_as_after_one(bed):
+    bed.a.mode = "hang"
+    async with session(bed) as http:
+        tasks = [asyncio.create_task(ask(bed, http).__aenter__()) for _ in range(16)]
+        await until(lambda: len(bed.a.seen) == 8)
+        for request, _ in bed.a.seen:
+            request.transport.abort()
+        bed.a.mode = "ok"
+        assert {(await task).status for task in tasks} == {200}
+        assert out_for(bed, "alpha") == OUT_S
+
+
+def out_for(bed, provider):
+    """Seconds that a provider's server is still left alone."""
+    (target,) = [t for t in bed.gateway.directory if (t.model, t.provider) == ("m", provider)]
+    return max(0.0, target.ejection.out_until - bed.clock.monotonic())
+
+
 async def test_a_server_that_has_no_room_in_time_is_passed_over_and_not_put_out(bed):
     bed.a.mode = "full"
     async with session(bed) as http:
@@ -75,6 +94,32 @@ async def test_a_server_that_has_no_room_in_time_is_passed_over_and_not_put_out(
         assert (await refused.json())["error"]["code"] == "no_room_in_time"
         bed.a.mode = "ok"
         assert (await ask(bed, http)).status == 200, "no time had to pass"
+
+
+@pytest.mark.parametrize("mode", ["full", "left"])
+async def test_who_was_out_and_then_is_full_or_leaves_is_tried_again(bed, mode):
+    async with session(bed) as http:
+        bed.a.mode = "reset"
+        for _ in range(6):
+            assert (await ask(bed, http)).status == 200
+        assert out_for(bed, "alpha") == OUT_S
+        bed.a.mode = mode
+        bed.clock.advance(2 * OUT_S)
+        for _ in range(4):
+            assert (await ask(bed, http)).status == 200
+        bed.a.mode, asked = "ok", len(bed.a.seen)
+        for _ in range(4):
+            assert (await ask(bed, http)).status == 200
+        assert len(bed.a.seen) > asked
+
+
+async def test_what_an_engine_does_not_have_is_no_reason_to_leave_it_alone(bed):
+    bed.a.mode = bed.b.mode = "501"
+    async with session(bed) as http:
+        for _ in range(12):
+            async with http.post(bed.url + "/v1/embeddings", json={"model": "m", "input": "x"}) as answer:
+                assert answer.status == 501
+    assert (out_for(bed, "alpha"), out_for(bed, "beta")) == (0.0, 0.0)
 
 
 async def test_every_server_is_asked_however_long_full_ones_took_to_say_so(make_bed):
@@ -190,7 +235,7 @@ async def test_a_stopped_engine_is_given_up_when_its_model_never_took_so_long(be
         )
         await until(lambda: bed.a.seen)
         (connection,) = bed.gateway.connections
-        bed.clock.advance(UNKNOWN_STREAM_S - 1)
+        bed.clock.advance(UNKNOWN.unknown_s - 1)
         connection.expire()
         assert not task.done()
         bed.clock.advance(2)

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from fabrictool.gateway.http import HEAD_S, HIGH_WATER, IDLE_CLIENT_S, REQUEST_S
-from fabrictool.gateway.patience import IDLE_UPSTREAM_S
+from fabrictool.gateway.patience import UNKNOWN
 from tests.gateway.conftest import until
 
 pytestmark = pytest.mark.asyncio
@@ -130,7 +130,7 @@ async def test_a_slow_reader_is_no_sick_replica_and_gets_all_while_it_reads(bed)
     writer.write(post(bed, b'{"model": "only-a", "stream": true}', headers="connection: close\r\n"))
     await until(lambda: any(c.writing_paused for c in bed.gateway.connections))
     (connection,) = bed.gateway.connections
-    connection.exchange.last_activity -= IDLE_UPSTREAM_S + 1
+    connection.exchange.last_activity -= UNKNOWN.idle_s + 1
     connection.expire()
     assert bed.gateway.status().totals.failures == 0
     writer.transport.resume_reading()

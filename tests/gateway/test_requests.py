@@ -10,6 +10,7 @@ import aiohttp
 import msgspec
 import openai
 import pytest
+from aiohttp import web
 
 from fabrictool.domain.specs import label_key, weight_key
 from fabrictool.gateway.directory import Directory, RoutingTarget
@@ -18,7 +19,7 @@ from fabrictool.gateway.metrics import GatewayMetrics
 from fabrictool.gateway.modelrequest import ModelRequest
 from fabrictool.gateway.openai import peek, renamed
 from fabrictool.gateway.rules import RoutingRules
-from fabrictool.gateway.staticlist import StaticNode
+from fabrictool.gateway.staticlist import StaticNode, StaticRegistry, static_targets
 from fabrictool.gateway.upstream import Connector
 from fabrictool.mesh.records import AssignedUnit, Lifecycle, NodeBody, ServiceBody
 from fabrictool.mesh.registry import Serving
@@ -565,6 +566,38 @@ async def test_a_chain_of_responses_stays_with_the_replica_that_keeps_it(bed):
         assert status == 422
         assert "resp_b: it is gone" in answer["error"]["message"]
         assert (await respond(http, previous_response_id="resp_of_another_gateway"))[0] == 200
+
+
+async def test_a_chain_that_another_gateway_began_is_looked_for(bed):
+    """Who does not know the answer that is continued says 404; a worker or a successor knows no more than that."""
+
+    def of_its_own(engine, name):
+        async def answer(request):
+            body = await request.json()
+            engine.seen.append((request, body))
+            if body.get("previous_response_id") not in (None, name):
+                return web.json_response({"error": {"message": "no such response"}}, status=404)
+            return web.json_response({"id": f"{name}-next", "usage": {"input_tokens": 3, "output_tokens": 2}})
+
+        engine.answer = answer
+
+    for engine, name in ((bed.a, "resp_a"), (bed.b, "resp_b")):
+        of_its_own(engine, name)
+        await engine.stop()
+        await engine.start()
+    nodes = [StaticNode(bed.a.url, ["m"], "alpha"), StaticNode(bed.b.url, ["m"], "beta")]
+    bed.gateway.directory.replace(static_targets(StaticRegistry(nodes)))
+    async with aiohttp.ClientSession(headers={"authorization": f"Bearer {bed.KEY}"}) as http:
+        for turn in range(8):
+            for name in ("resp_a", "resp_b"):
+                asked = {"model": "m", "input": f"{turn}", "previous_response_id": name}
+                async with http.post(f"{bed.url}/v1/responses", json=asked) as answer:
+                    assert (answer.status, (await answer.json())["id"]) == (200, f"{name}-next")
+        seen = len(bed.a.seen) + len(bed.b.seen)
+        async with http.post(f"{bed.url}/v1/responses", json=asked | {"previous_response_id": "nobody's"}) as answer:
+            assert (answer.status, await answer.json()) == (404, {"error": {"message": "no such response"}})
+        assert len(bed.a.seen) + len(bed.b.seen) == seen + 2, "both were asked, once"
+    assert not any(target.ejection.out_until for target in bed.gateway.directory)
 
 
 @pytest.mark.interpreted

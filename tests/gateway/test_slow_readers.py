@@ -6,9 +6,11 @@ import socket
 
 import pytest
 
-from fabrictool.gateway.http import HIGH_WATER
+from fabrictool.gateway.http import HIGH_WATER, IDLE_CLIENT_S, LEAST_TAKEN, ClientConnection, Handler
+from fabrictool.gateway.outbox import Outbox
 from fabrictool.gateway.staticlist import StaticNode
 from tests.gateway.conftest import until
+from tests.manual_clock import ManualClock
 
 READERS = 500
 PIECE = b"data: " + b"x" * 8184 + b"\n\n"
@@ -54,6 +56,73 @@ def narrow():
     plug = socket.socket()
     plug.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     return plug
+
+
+class Pipe(asyncio.Transport):
+    """To a client that takes what the test says."""
+
+    def __init__(self):
+        super().__init__()
+        self.waiting = 0
+        self.aborted = False
+
+    def set_write_buffer_limits(self, high=None, low=None):
+        pass
+
+    def get_write_buffer_size(self):
+        return self.waiting
+
+    def write(self, data):
+        self.waiting += len(data)
+
+    def take(self, octets):
+        self.waiting = max(0, self.waiting - octets)
+
+    def is_closing(self):
+        return self.aborted
+
+    def close(self):
+        """No request comes: it would be closed for that."""
+
+    def abort(self):
+        self.aborted = True
+
+
+class Nobody(Handler):
+    """Hears of a connection that no request comes by."""
+
+
+@pytest.mark.parametrize(("octets", "each_s", "stays"), [(1, 60, False), (100, 1, False), (LEAST_TAKEN, 60, True)])
+@pytest.mark.parametrize("written", [0, 50], ids=["paused", "while-more-is-written"])
+def test_who_drips_is_cut_and_who_is_only_slow_is_not(octets, each_s, stays, written):
+    clock, pipe = ManualClock(), Pipe()
+    client = ClientConnection(Nobody(), clock, Outbox(lambda flush: None))
+    client.connection_made(pipe)
+    client.begin(200, "text/event-stream", "")
+    client.chunk(b"x" * (HIGH_WATER + 1_000_000))
+    for second in range(1, 900):
+        if second % each_s == 0:
+            pipe.take(octets)
+        client.chunk(b"y" * written)
+        clock.advance(1.0)
+        client.expire()
+        if pipe.aborted:
+            break
+    assert pipe.aborted is not stays
+    assert stays or IDLE_CLIENT_S < clock.monotonic() < 3 * IDLE_CLIENT_S
+
+
+def test_who_takes_all_of_it_is_never_cut_however_little_there_is():
+    clock, pipe = ManualClock(), Pipe()
+    client = ClientConnection(Nobody(), clock, Outbox(lambda flush: None))
+    client.connection_made(pipe)
+    for second in range(900):
+        client.chunk(b"x")
+        if second % 60 == 0:
+            pipe.take(10**6)
+        clock.advance(1.0)
+        client.expire()
+    assert not pipe.aborted
 
 
 @pytest.mark.asyncio

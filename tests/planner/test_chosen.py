@@ -112,7 +112,8 @@ def test_after_a_lesson_the_bounds_are_those_of_what_was_asked(tmp_path):
     assert (own.optimal, asked.optimal) == (True, False)
     assert (asked.stage, asked.lessons, asked.gap_with_lessons) == ("cost", 1, 0.0)
     assert asked.gap == pytest.approx(1 / 3, rel=1e-4)
-    assert gap_text(asked) == "gap 33.33% in cost before the replay's lessons, none with them"
+    gap = "gap 33.33% in cost (12 CHF/h, and no less than 8 CHF/h can be)"
+    assert gap_text(asked, "CHF") == f"{gap} before the replay's lessons, none with them"
     assert all(stage.bound <= stage.objective for stage in asked.stages)
 
 
@@ -132,7 +133,7 @@ def test_bounds_after_a_stage_that_became_worse_are_the_relaxations(tmp_path):
 def test_without_a_lesson_the_certificate_is_the_solvers(tmp_path):
     chosen = best(situation(tmp_path, "2s"), SearchOptions(0, 9.0))
     assert certificate_of(chosen, 0) == certificate(chosen.problem, chosen.solution, 0)
-    assert gap_text(certificate_of(chosen, 0)) == "no gap"
+    assert gap_text(certificate_of(chosen, 0), "") == "no gap"
 
 
 def test_the_seconds_of_a_plan_are_those_of_all_its_searches(tmp_path):

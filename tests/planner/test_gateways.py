@@ -8,7 +8,7 @@ from fabrictool.domain.address import Address
 from fabrictool.domain.evidence import Evidence
 from fabrictool.domain.observed import ClusterFacts, ObservedUnit
 from fabrictool.domain.plan import Placement, ReplicaPlacement, spec_digest
-from fabrictool.domain.specs import AgentTrust, HostPort, LoginSpec, RecordsSpec, TelemetrySpec
+from fabrictool.domain.specs import AgentTrust, HostPort, LoginSpec, PatienceRule, RecordsSpec, TelemetrySpec
 from fabrictool.domain.state import Applied, State, operation_id
 from fabrictool.domain.terms import BudgetTerms, KeyLimits, Terms
 from fabrictool.planner.diff import actions
@@ -220,6 +220,19 @@ def test_names_of_a_model_and_for_whom_it_is_there_are_taken_over_in_place(world
     assert world.spec("gateway/one").model_aliases == {"org/M": "m"}
     assert world.spec("gateway/one").visible == {"m": ("ours",)}
     assert world.spec("replica/m/0").trust.groups == ("ours",), "the agent sees to it, too"
+
+
+def test_how_long_replicas_may_be_silent_is_taken_over_in_place(world):
+    world.in_force = "current"
+    world.apply(ONE)
+    assert "patience" not in msgspec.to_builtins(world.spec("gateway/one"))
+    world.rules = "patience: {first_byte: 45s, idle: 1m}\nadapters: {law: {source: file:///a}}"
+    assert ("update", "gateway/one") in world.apply(ONE)
+    rule = PatienceRule(45.0, None, 60.0, None)
+    assert world.spec("gateway/one").declared_patience == {"m": rule, "law": rule}
+    world.rules = "reasoning: true"
+    world.apply(ONE)
+    assert world.spec("gateway/one").declared_patience == {"m": PatienceRule(reasoning=True)}
 
 
 def test_a_key_api_is_told_to_gateways_and_closes_agents_without_a_tenant(world):

@@ -107,6 +107,33 @@ def test_what_runs_counts_in_the_first_step():
     assert (schedule.parts[0].starts, replicas(schedule)) == (0, [3, 3])
 
 
+def survivor(maximum):
+    pools = [pool("a", nodes=4, price=1.0), pool("b", nodes=4, price=5.0)]
+    options = [option("m", where) for where in pools]
+    need = ModelNeed("m", 0.0, 1, maximum, survive="partition")
+    return problem([need], options, pools, objective=("slo", "cost"))
+
+
+def test_what_is_kept_for_a_loss_is_kept_in_every_step():
+    """Whichever partition goes, the other one has the whole demand; without the wish the dear one stays empty."""
+    demands = [(MOST,), (3 * MOST,), (MOST,), (2 * MOST,)]
+    schedule = planned(steps(survivor(8), demands), {}, solve).schedule
+    for (rate,), part in zip(demands, schedule.parts, strict=True):
+        for there in ("a", "b"):
+            assert sum(count for key, count in part.placed if key[1] == there) >= rate / MOST - 1e-9
+    assert schedule.exposed == 0.0
+    careless = replace(survivor(8), needs=(ModelNeed("m", 0.0, 1, 8),))
+    assert planned(steps(careless, demands), {}, solve).schedule.running < schedule.running
+
+
+def test_what_cannot_be_kept_for_a_loss_is_told():
+    """Three replicas, of which two are needed: without `a` one is left, without `b` two."""
+    schedule = planned(steps(survivor(3), [(2 * MOST,)] * 2), {}, solve).schedule
+    assert [sum(count for key, count in part.placed if key[1] == "a") for part in schedule.parts] == [2, 2]
+    assert schedule.exposed == pytest.approx(2 * HOUR * MOST)
+    assert schedule.unserved == 0.0
+
+
 def drawn(seed, *, most=3, number=4, loads=(60.0, 900.0, 5400.0)):
     rng = random.Random(seed)
     pools = [pool(name, nodes=rng.randint(1, most), price=rng.choice([1.0, 2.0, 5.0])) for name in "ab"]

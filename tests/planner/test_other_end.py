@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,12 @@ from tests.planner.fabrics import write_fabric
 
 pytestmark = pytest.mark.skipif(other_end._cores() < 2, reason="there is one core, and no copy")
 ITEMS = [f"item {number}" for number in range(20)]
+
+
+def children():
+    """Processes of this one, the dead that nobody waited for, too."""
+    text = (Path("/proc/self/task") / str(os.getpid()) / "children").read_text()
+    return [int(pid) for pid in text.split()]
 
 
 def last_one(there):
@@ -30,9 +37,9 @@ def last_one(there):
 def test_it_begins_at_the_end_and_is_gone_afterwards():
     with OtherEnd(ITEMS, str.upper, wanted=True) as there:
         assert last_one(there) == "ITEM 19"
-        copy = there._copy
-    with pytest.raises(ChildProcessError):
-        os.waitpid(copy, 0)
+        (child,) = children()
+    assert child not in children()
+    assert there._copy is None
 
 
 def test_more_than_the_pipe_holds_is_no_trouble():
@@ -48,18 +55,44 @@ def test_where_the_copy_fails_it_is_silent_and_others_do_it(capfd):
 
     with OtherEnd(ITEMS, work, wanted=True) as there:
         last_one(there)
-        os.waitid(os.P_PID, there._copy, os.WEXITED | os.WNOWAIT)
+        os.waitid(os.P_PIDFD, there._copy, os.WEXITED | os.WNOWAIT)
         assert [there.done(at) for at in range(20)] == [None] * 16 + ["ITEM 16", "ITEM 17", "ITEM 18", None]
     assert capfd.readouterr() == ("", "")
 
 
 def test_the_copy_does_not_hear_ctrl_c(capfd):
     with OtherEnd(ITEMS, lambda item: time.sleep(0.02) or item, wanted=True) as there:
-        os.kill(there._copy, signal.SIGINT)
+        signal.pidfd_send_signal(there._copy, signal.SIGINT)
         last_one(there)
-        os.waitid(os.P_PID, there._copy, os.WEXITED | os.WNOWAIT)
+        os.waitid(os.P_PIDFD, there._copy, os.WEXITED | os.WNOWAIT)
         assert there.done(0) == "item 0", "it went on to its end"
     assert capfd.readouterr() == ("", "")
+
+
+def test_where_nobody_waits_for_children_it_is_no_matter_that_it_is_gone():
+    former = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with OtherEnd(ITEMS, str.upper, wanted=True) as there:
+            last_one(there)
+            deadline = time.monotonic() + 30
+            while children() and time.monotonic() < deadline:
+                time.sleep(0.001)
+    finally:
+        signal.signal(signal.SIGCHLD, former)
+
+
+def test_ctrl_c_while_it_begins_leaves_no_copy(monkeypatch):
+    def pressed(which, mask):
+        if which == signal.SIG_SETMASK:
+            real(which, mask)
+            raise KeyboardInterrupt
+        return real(which, mask)
+
+    real, before = signal.pthread_sigmask, children()
+    monkeypatch.setattr(signal, "pthread_sigmask", pressed)
+    with pytest.raises(KeyboardInterrupt):
+        OtherEnd(ITEMS, lambda item: time.sleep(60), wanted=True)
+    assert children() == before
 
 
 @contextmanager
@@ -74,10 +107,10 @@ def another_thread():
 
 def test_there_is_none_beside_threads_nor_where_none_is_wanted():
     with another_thread(), OtherEnd(ITEMS, str.upper, wanted=True) as there:
-        assert there._copy == 0
+        assert there._copy is None
         assert there.done(19) is None
     with OtherEnd(ITEMS, str.upper, wanted=False) as there:
-        assert there._copy == 0
+        assert there._copy is None
 
 
 def problem_of(folder):

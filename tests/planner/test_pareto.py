@@ -56,6 +56,17 @@ def test_a_search_that_ends_keeps_what_it_has():
     assert undominated(points)
 
 
+def test_where_the_blueprints_own_search_ended_early_its_row_says_that_it_is_beaten():
+    """It is shown all the same: it is what a plan of so little time would be."""
+    points = front_of(dear_or_hungry(), "cost", "energy")
+    own = replace(points[0], values=points[0].values | {"cost": 31.0, "energy": 700.0})
+    kept = undominated([own, *points[1:]])
+    table = text(kept, ("cost", "energy"), "CHF").splitlines()
+    assert [line for line in table if "beaten by another row" in line] == [line for line in table if "→" in line]
+    assert sum("→" in line for line in table) == 1
+    assert "beaten" not in text(undominated(points), ("cost", "energy"), "CHF")
+
+
 def test_the_table_fits_a_screen_and_the_document_has_whole_placements():
     instance = dear_or_hungry()
     kept = undominated(front_of(instance, "cost", "energy"))

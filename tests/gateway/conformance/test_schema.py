@@ -11,7 +11,7 @@ import aiohttp
 import jsonschema
 import pytest
 
-from fabrictool.gateway.openai import MODEL_PATHS
+from fabrictool.engines.paths import MODEL_PATHS
 from tests.gateway.conformance.document import ERROR, document
 from tests.gateway.scripted import WHOLE
 from tests.seeds import seeds
