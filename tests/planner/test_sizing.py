@@ -56,6 +56,15 @@ def test_where_fewer_could_serve_it_the_rest_of_the_reason_is_told():
     assert words.endswith("could serve it, with more requests in the system")
 
 
+def test_what_a_loss_must_leave_is_the_reason_for_more():
+    where = pool("a", nodes=4)
+    need = ModelNeed("m", 1.2, 0, 9, survive="node")
+    instance = problem([need], [option("m", where)], [where], objective=("cost",))
+    words = count_words(instance, solve(instance), need)
+    assert words.startswith("3 × 1 = 3 req/s")
+    assert words.endswith("1.2 are demanded; 2 could serve it, but not after the loss of any node")
+
+
 def test_replicas_of_several_kinds_are_added_and_the_sums_agree():
     a, b = pool("a", nodes=2), pool("b", nodes=2)
     options = [option("m", a), option("m", b, capacity=2.0)]
@@ -102,7 +111,7 @@ def test_a_request_that_takes_longer_or_costs_more_is_the_reason_where_the_rest_
     narrow = option("m", where, tp=1, capacity=1.0, latency=9.0)
     wide = option("m", where, tp=2, capacity=2.0, latency=3.0)
     sentence = shape(wide, narrow, where=where, objective=("latency",), rate=1.6)
-    assert "with tp 1 it takes 9 s for a request, not 3" in sentence
+    assert "with tp 1 it takes 9 s for a request at full load, not 3" in sentence
     whole = replace(where, whole_nodes=True)
     halves = [option("m", whole, tp=tp, capacity=float(tp)) for tp in (1, 2)]
     assert "with tp 1 it serves 0.1 req/s for a device, not 0.2" in shape(*halves, where=whole, rate=1.6)

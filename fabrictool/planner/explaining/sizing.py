@@ -6,9 +6,10 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from fabrictool.planner.stages import TOLERANCE
+from fabrictool.planner.survival import worst_loss
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from fabrictool.domain.plan import ModelForecast
     from fabrictool.planner.problem import ModelNeed, Option, PlacementProblem, Solution
@@ -42,25 +43,35 @@ def count_words(problem: PlacementProblem, solution: Solution, need: ModelNeed) 
     if lacking > need.rate * TOLERANCE:
         return f"{text}: {lacking:.3g} more than they can serve"
     number = sum(count for count, _ in placed)
-    return text + (_with_fewer(problem, need, placed, number, planned) if number > 1 else "")
+    return text + (_with_fewer(problem, solution.counts, need, placed) if number > 1 else "")
 
 
 def _with_fewer(
-    problem: PlacementProblem, need: ModelNeed, placed: Sequence[tuple[int, Option]], number: int, planned: float
+    problem: PlacementProblem, counts: Mapping[int, int], need: ModelNeed, placed: Sequence[tuple[int, Option]]
 ) -> str:
-    """What the best of them could serve without the least of them."""
-    left = planned - min(option.levels[-1].rate for _, option in placed)
+    """What all of them could serve without the least of them."""
+    number, rates = sum(count for count, _ in placed), [option.levels[-1].rate for _, option in placed]
+    left = sum(count * rate for (count, _), rate in zip(placed, rates, strict=True)) - min(rates)
     if left < need.rate * (1 - TOLERANCE):
         return f"; with {number - 1} it would be {left:.3g}{' at most' if len(placed) > 1 else ''}"
     if number <= need.minimum:
         return ""  # it is said that this decides
-    rates = [(count, _attained(option)) for count, option in placed]
-    kept = sum(count * rate for count, rate in rates) - min(rate for _, rate in rates)
+    if need.survive is not None and not any(_survives_without(problem, counts, need, i) for i in counts):
+        return f"; {number - 1} could serve it, but not after the loss of any {need.survive}"
+    kept = sum(count * _attained(option) for count, option in placed) - min(_attained(option) for _, option in placed)
     if "slo" in problem.objective and kept < need.rate * (1 - TOLERANCE):
         return f"; {number - 1} could serve it, and keep the SLO up to {kept:.3g} req/s"
     if "latency" in problem.objective:
         return f"; {number - 1} could serve it, with more requests in the system"
     return f"; {number - 1} could serve it, too ({left:.3g})"
+
+
+def _survives_without(problem: PlacementProblem, counts: Mapping[int, int], need: ModelNeed, i: int) -> bool:
+    """Whether a replica less, of a model's option, would leave enough after each loss."""
+    if problem.options[i].model != need.model:
+        return False
+    fewer = {**counts, i: counts[i] - 1}
+    return worst_loss(problem, need, {at: count for at, count in fewer.items() if count})[0] is None
 
 
 def _attained(option: Option) -> float:
@@ -120,7 +131,7 @@ def _against(problem: PlacementProblem, option: Option, other: Option, currency:
         return f"costs {its_price * thousand:.3g} {currency} for 1,000 requests, not {price * thousand:.3g}"
     stay, its_stay = (_mean_s(which) for which in (option, other))
     if its_stay > stay * (1 + SAME):
-        return f"takes {its_stay:.3g} s for a request, not {stay:.3g}"
+        return f"takes {its_stay:.3g} s for a request at full load, not {stay:.3g}"
     but = "take more of them" if other.devices > option.devices else "need more replicas"
     return f"would serve {of_it:.3g} req/s for a device{within} instead of {a_device:.3g}, and {but}"
 
