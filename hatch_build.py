@@ -20,7 +20,8 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 COMPILED = (
-    "gateway/accounts.py", "gateway/admission.py", "gateway/density.py", "gateway/directory.py", "gateway/exchange.py", "gateway/gateway.py",
+    "gateway/accounts.py", "gateway/admission.py", "gateway/density.py", "gateway/directory.py", "gateway/exchange.py",
+    "gateway/gateway.py",
     "gateway/heads.py", "gateway/http.py", "gateway/keys.py", "gateway/metrics.py", "gateway/modelrequest.py",
     "gateway/openai.py", "gateway/options.py", "gateway/outbox.py", "gateway/pairs.py", "gateway/patience.py",
     "gateway/rooms.py", "gateway/rules.py", "gateway/segments.py", "gateway/spool.py", "gateway/upstream.py",

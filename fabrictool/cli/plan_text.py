@@ -12,7 +12,8 @@ from fabrictool.base.clock import duration_text, minute_text
 from fabrictool.base.units import Duration
 from fabrictool.cli.fabric_answers import PlanAnswer, TimedCertificate
 from fabrictool.cli.output import seconds_text, table, terminal_columns
-from fabrictool.planner.stages import NOUNS, amount
+from fabrictool.planner.explaining.wording import told
+from fabrictool.planner.stages import NOUNS
 from fabrictool.state.planfile import plan_document
 
 if TYPE_CHECKING:
@@ -193,7 +194,7 @@ def gap_text(certificate: Certificate, currency: str) -> str:
     """How far from proved it is: against what was asked, and against what the replay left of it."""
     name, gap = certificate.stage, "no gap"
     if certificate.gap:
-        reached, best = (amount(name, value, currency) for value in (certificate.objective, certificate.bound))
+        reached, best = (told(name, value, currency) for value in (certificate.objective, certificate.bound))
         gap = f"gap {certificate.gap:.2%} in {name} ({reached}, and no less than {best} can be)"
     if not (certificate.lessons and certificate.gap):
         return gap
