@@ -135,6 +135,8 @@ class PairExchange(Exchange):
         self._answer(handed)
 
     def exhausted(self, reason: str) -> None:
+        if self._prefiller is not None:
+            self._prefiller.ejection.given_up()
         self._release()
         super().exhausted(reason)
 
@@ -166,6 +168,7 @@ class PairExchange(Exchange):
         prefiller.in_flight += 1
         prefiller.requests += 1
         prefiller.ejection.began(now)
+        self._attempt_began = self.last_activity = now  # what it takes is not the one's who was asked before it
         self._send_prompt(prefiller, anew=anew)
         return True
 
