@@ -227,6 +227,17 @@ class PairExchange(Exchange):
         prefiller.ejection.failed(now, self._attempt_began, refused=word in ("refused", "timeout"))
         self._without(again=now - self._attempt_began <= SLOW_S)
 
+    def _try_elsewhere(self, now: float) -> None:
+        """Where it is the prompt that is waited for, the replica whose place is kept computes it."""
+        if self._prefiller is None:
+            super()._try_elsewhere(now)
+            return
+        self._prefiller.ejection.given_up()
+        if self._upstream is not None:
+            upstream, self._upstream = self._upstream, None
+            upstream.abort()
+        self._without(again=False)
+
     def _finish(self, status: int, end: End, *, known: bool = True) -> None:
         if self._handed_by and self._target is not None and self._usage.prompt:
             way = (self.model, self._sender, self._target.site)

@@ -12,7 +12,9 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
+from fabrictool.gateway.exchange import SHARE
 from fabrictool.gateway.pairs import HANDED_HEADER, HANDED_OCTETS, prompt_request
+from fabrictool.gateway.patience import UNKNOWN
 from fabrictool.gateway.staticlist import StaticNode
 from fabrictool.routing.ejection import OUT_MAX_S, OUT_S
 from tests.gateway.conftest import until
@@ -260,6 +262,22 @@ async def test_a_prefill_replica_that_hangs_is_given_up(pairs):
     assert answer.status == 200
     assert len(pairs.of.p.asked) + len(pairs.of.q.asked) == 1, "a slow failure is not repeated"
     assert handed(pairs) == {"alone": 1.0}
+    assert at_rest(pairs)
+
+
+@pytest.mark.asyncio
+async def test_a_prompt_that_takes_half_of_a_requests_time_is_computed_by_who_answers(pairs):
+    pairs.of.p.mode = pairs.of.q.mode = "hang"
+    asking = asyncio.create_task(ask(pairs))
+    await until(lambda: pairs.of.p.asked or pairs.of.q.asked)
+    for _ in range(int(SHARE * UNKNOWN.deadline_s) + 2):
+        pairs.clock.advance(1.0)
+        for connection in list(pairs.gateway.connections):
+            connection.expire()
+    assert (await asyncio.wait_for(asking, 10)).status == 200
+    assert pairs.of.d.recomputed + pairs.of.e.recomputed == 1
+    assert [record.retries for record in pairs.records] == [0]
+    assert not any(target.ejection.out_until for target in pairs.gateway.directory)
     assert at_rest(pairs)
 
 
