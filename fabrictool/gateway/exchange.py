@@ -330,6 +330,7 @@ class Exchange(AnswerListener):
             self._attempt(str(status), now)
             return
         if status == NOT_FOUND and self._is_kept_elsewhere(now):
+            self._attempt_began = now  # that it took until now is no slow failure: whoever is left is asked
             self._drop_attempt(PASSED_OVER)
             self._attempt("elsewhere", now)
             return
@@ -412,7 +413,8 @@ class Exchange(AnswerListener):
             if not self._retries:
                 self._first_attempt_began = self._attempt_began
             self._retries += 1
-            if now - self._attempt_began > SLOW_S:
+            # Whoever goes on with a stream asks no budget, and spends none: its client has seen a part of it.
+            if now - self._attempt_began > SLOW_S and not self._passing:
                 self._slow_retries += 1
                 self._metrics.retry_budget.spend(now)
             self._metrics.retried(retry_reason)
@@ -473,12 +475,15 @@ class Exchange(AnswerListener):
             entitled = tuple(target for target in entitled if target.engine in CONTINUING_ENGINES)
         return ready(entitled, self._tried) or "not-ready"
 
+    def _is_in_time(self, now: float) -> bool:
+        """Whether it is not too late to begin another attempt."""
+        return now - self._began <= self._metrics.patience.deadline(self._request.model)
+
     def _may_retry(self, now: float) -> bool:
-        patience, model = self._metrics.patience, self._request.model
-        if self._passing or now - self._began > patience.deadline(model):
+        if self._passing or not self._is_in_time(now):
             return False
         if now - self._attempt_began > SLOW_S:
-            most = min(self._rules.retries, patience.kind(model).retries)
+            most = min(self._rules.retries, self._metrics.patience.kind(self._request.model).retries)
             if self._slow_retries >= most or not self._metrics.retry_budget.allows(now):
                 return False
         return isinstance(self._candidates(), list) or self._may_sleep()
@@ -488,7 +493,9 @@ class Exchange(AnswerListener):
         one in its life before.
         """
         follows = self._request.follows
-        return bool(follows) and self._directory.keeper(follows) is None and self._may_retry(now)
+        if not follows or self._passing or self._directory.keeper(follows) is not None:
+            return False
+        return self._is_in_time(now) and isinstance(self._candidates(), list)
 
     def _share(self) -> float:
         """How long this attempt may be silent while others could answer: without end where its model's limit is known,
@@ -535,11 +542,7 @@ class Exchange(AnswerListener):
 
     def _continue(self, word: str, now: float) -> bool:
         """Have another replica say the rest of a stream; False where none can."""
-        if (
-            self._utterance is None
-            or not self._event_stream
-            or now - self._began > self._metrics.patience.deadline(self._request.model)
-        ):
+        if self._utterance is None or not self._event_stream or not self._passing or not self._is_in_time(now):
             return False
         body = self._utterance.request(self._tokens)
         if body is None or not isinstance(self._candidates(), list):
