@@ -16,6 +16,7 @@ with one life, and whatever were taken out would change the same fields from els
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -61,11 +62,11 @@ HOLD_OCTETS: Final = 8 * 1024 * 1024
 SLOW_S: Final = 1.0
 """An attempt that failed after longer counts against the retries that a fabric allows."""
 SHARE: Final = 0.5
-"""Of what is left of a request's time, for an attempt while somebody else could answer: the first one must not use up
-all of it.
+"""Of what is left of a request's time, for an attempt while somebody else could answer and nothing is known of how long
+its model's answers take: the first one must not use up all of it.
 """
 LEAST_SHARE_S: Final = 30.0
-"""For an attempt that begins when little is left, after a long wait for a slot."""
+"""For an attempt that begins when little is left."""
 SOONEST_S: Final = 1.0
 """No replica is given up before, for nothing less can be declared: streams in full flow are not looked at further."""
 CHAT_PATH: Final = "/v1/chat/completions"
@@ -97,6 +98,7 @@ class Exchange(AnswerListener):
         "_directory",
         "_event_stream",
         "_finished",
+        "_first_attempt_began",
         "_first_byte",
         "_first_token",
         "_former_tokens",
@@ -178,7 +180,7 @@ class Exchange(AnswerListener):
         self._utterance = Utterance(request.body) if request.continues else None
         self._tokens = self._former_tokens = 0
         self._first_token: float | None = None
-        self._began = self._attempt_began = self.last_activity = client.now()
+        self._began = self._attempt_began = self._first_attempt_began = self.last_activity = client.now()
         self._first_byte: float | None = None
         self._over = False
 
@@ -200,16 +202,12 @@ class Exchange(AnswerListener):
         silent_s = now - self.last_activity
         if silent_s < SOONEST_S:
             return
-        if self._first_byte is not None:
-            limit = self._metrics.patience.idle(self._request.model)
-        else:
-            patience, model = self._metrics.patience, self._request.model
-            limit = patience.limit(model, self._form())
-            left_s = patience.deadline(model) - (self._attempt_began - self._began)
-            share = max(LEAST_SHARE_S, SHARE * left_s)
-            if share < silent_s <= limit and self._others_able(now):
-                limit = share
-        if silent_s > limit and self._upstream is not None:
+        patience, model = self._metrics.patience, self._request.model
+        limit = patience.limit(model, self._form()) if self._first_byte is None else patience.idle(model)
+        if silent_s <= limit:
+            if self._first_byte is None and silent_s > self._share() and self._others_able(now):
+                self._try_elsewhere(now)
+        elif self._upstream is not None:
             upstream, self._upstream = self._upstream, None
             upstream.abort()
             self._lost("FT8109", "timeout", "the replica sent nothing for too long", status=504)
@@ -332,6 +330,7 @@ class Exchange(AnswerListener):
             self._attempt(str(status), now)
             return
         if status == NOT_FOUND and self._is_kept_elsewhere(now):
+            self._attempt_began = now  # that it took until now is no slow failure: whoever is left is asked
             self._drop_attempt(PASSED_OVER)
             self._attempt("elsewhere", now)
             return
@@ -411,8 +410,11 @@ class Exchange(AnswerListener):
             self._refuse(candidates)
             return
         if retry_reason is not None:
+            if not self._retries:
+                self._first_attempt_began = self._attempt_began
             self._retries += 1
-            if now - self._attempt_began > SLOW_S:
+            # Whoever goes on with a stream asks no budget, and spends none: its client has seen a part of it.
+            if now - self._attempt_began > SLOW_S and not self._passing:
                 self._slow_retries += 1
                 self._metrics.retry_budget.spend(now)
             self._metrics.retried(retry_reason)
@@ -473,12 +475,15 @@ class Exchange(AnswerListener):
             entitled = tuple(target for target in entitled if target.engine in CONTINUING_ENGINES)
         return ready(entitled, self._tried) or "not-ready"
 
+    def _is_in_time(self, now: float) -> bool:
+        """Whether it is not too late to begin another attempt."""
+        return now - self._began <= self._metrics.patience.deadline(self._request.model)
+
     def _may_retry(self, now: float) -> bool:
-        patience, model = self._metrics.patience, self._request.model
-        if self._passing or now - self._began > patience.deadline(model):
+        if self._passing or not self._is_in_time(now):
             return False
         if now - self._attempt_began > SLOW_S:
-            most = min(self._rules.retries, patience.kind(model).retries)
+            most = min(self._rules.retries, self._metrics.patience.kind(self._request.model).retries)
             if self._slow_retries >= most or not self._metrics.retry_budget.allows(now):
                 return False
         return isinstance(self._candidates(), list) or self._may_sleep()
@@ -488,7 +493,26 @@ class Exchange(AnswerListener):
         one in its life before.
         """
         follows = self._request.follows
-        return bool(follows) and self._directory.keeper(follows) is None and self._may_retry(now)
+        if not follows or self._passing or self._directory.keeper(follows) is not None:
+            return False
+        return self._is_in_time(now) and isinstance(self._candidates(), list)
+
+    def _share(self) -> float:
+        """How long this attempt may be silent while others could answer: without end where its model's limit is known,
+        for that is what healthy answers take.
+        """
+        patience, model = self._metrics.patience, self._request.model
+        if patience.knows(model, self._form()):
+            return inf
+        gone_s = self._attempt_began - self._first_attempt_began if self._retries else 0.0
+        return max(LEAST_SHARE_S, SHARE * (patience.deadline(model) - gone_s))
+
+    def _try_elsewhere(self, now: float) -> None:
+        """Somebody else gets what is left of the time. It may be well, and its answer only long: it is not put out."""
+        if self._target is not None:
+            self._target.ejection.given_up()
+        self._drop_attempt()
+        self._attempt("timeout", now)
 
     def _others_able(self, now: float) -> bool:
         """Whether the request could go on elsewhere, to somebody who is not out: then no attempt takes all its time."""
@@ -518,11 +542,7 @@ class Exchange(AnswerListener):
 
     def _continue(self, word: str, now: float) -> bool:
         """Have another replica say the rest of a stream; False where none can."""
-        if (
-            self._utterance is None
-            or not self._event_stream
-            or now - self._began > self._metrics.patience.deadline(self._request.model)
-        ):
+        if self._utterance is None or not self._event_stream or not self._passing or not self._is_in_time(now):
             return False
         body = self._utterance.request(self._tokens)
         if body is None or not isinstance(self._candidates(), list):

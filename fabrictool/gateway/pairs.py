@@ -135,6 +135,8 @@ class PairExchange(Exchange):
         self._answer(handed)
 
     def exhausted(self, reason: str) -> None:
+        if self._prefiller is not None:
+            self._prefiller.ejection.given_up()
         self._release()
         super().exhausted(reason)
 
@@ -166,6 +168,7 @@ class PairExchange(Exchange):
         prefiller.in_flight += 1
         prefiller.requests += 1
         prefiller.ejection.began(now)
+        self._attempt_began = self.last_activity = now  # what it takes is not the one's who was asked before it
         self._send_prompt(prefiller, anew=anew)
         return True
 
@@ -223,6 +226,17 @@ class PairExchange(Exchange):
         prefiller.failures += 1
         prefiller.ejection.failed(now, self._attempt_began, refused=word in ("refused", "timeout"))
         self._without(again=now - self._attempt_began <= SLOW_S)
+
+    def _try_elsewhere(self, now: float) -> None:
+        """Where it is the prompt that is waited for, the replica whose place is kept computes it."""
+        if self._prefiller is None:
+            super()._try_elsewhere(now)
+            return
+        self._prefiller.ejection.given_up()
+        if self._upstream is not None:
+            upstream, self._upstream = self._upstream, None
+            upstream.abort()
+        self._without(again=False)
 
     def _finish(self, status: int, end: End, *, known: bool = True) -> None:
         if self._handed_by and self._target is not None and self._usage.prompt:

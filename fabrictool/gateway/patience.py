@@ -162,6 +162,14 @@ class Patience:
             return kind.unknown_s if form == STREAM else kind.unknown_whole_s
         return min(kind.most_s, max(kind.least_s if form == STREAM else kind.least_whole_s, TIMES * max(waits)))
 
+    def knows(self, model: str, form: str) -> bool:
+        """Whether the limit of the wait for the first octet is more than a guess: declared, or learned."""
+        if model in self._declared:
+            return True
+        habits = self._habits.get(model)
+        waits = None if habits is None else habits.forms.get(form)
+        return waits is not None and len(waits) >= LEARNED
+
     def idle(self, model: str) -> float:
         """Of the wait for the next octet."""
         rule = self._declared.get(model)

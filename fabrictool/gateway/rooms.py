@@ -76,10 +76,10 @@ def whole(body: bytes) -> bytes:
 class Room(AnswerListener):
     """The prompt's half of one attempt: an `AnswerListener` whose answer is read, judged and thrown away."""
 
-    __slots__ = ("_asked", "_began", "_body", "_held", "_owner", "_status", "_upstream", "fields", "over", "prefiller")
+    __slots__ = ("_asked", "_body", "_held", "_owner", "_status", "_upstream", "began", "fields", "over", "prefiller")
 
     def __init__(self, owner: RoomExchange, prefiller: RoutingTarget, asked: ModelRequest, now: float) -> None:
-        self._owner, self._asked, self._began = owner, asked, now
+        self._owner, self._asked, self.began = owner, asked, now
         self.prefiller = prefiller
         self.over = False
         """Whether it is computed, or will never be."""
@@ -123,7 +123,7 @@ class Room(AnswerListener):
         if leaves:
             ejection.given_up()
         else:
-            ejection.heard(status, self._owner.last_look(), self._began, self._asked.tenant)
+            ejection.heard(status, self._owner.last_look(), self.began, self._asked.tenant)
             self.prefiller.failures += status >= 500
         if status >= 500:
             self._end()
@@ -150,7 +150,7 @@ class Room(AnswerListener):
         else:
             self._end()
             now = self._owner.prompt_computed()
-            self.prefiller.timed(now - self._began, None)
+            self.prefiller.timed(now - self.began, None)
 
     def exhausted(self, reason: str) -> None:
         self._upstream = None
@@ -167,7 +167,7 @@ class Room(AnswerListener):
 
     def _fail(self, word: str, reason: str, *, refused: bool = False) -> None:
         self.prefiller.failures += 1
-        self.prefiller.ejection.failed(self._owner.last_look(), self._began, refused=refused)
+        self.prefiller.ejection.failed(self._owner.last_look(), self.began, refused=refused)
         self._end()
         self._owner.prompt_lost(word, reason)
 
@@ -329,9 +329,9 @@ class RoomExchange(PairExchange):
             super()._lost(code, word, reason, status=status)
             return
         # Each waits for the other one, so that nothing says which of them stands still.
-        for member in (target, room.prefiller):
+        for member, began in ((target, self._attempt_began), (room.prefiller, room.began)):
             member.failures += 1
-            member.ejection.failed(now, self._attempt_began)
+            member.ejection.failed(now, began)
         self._useless.append(room.prefiller)
         if not isinstance(self._candidates(), list):
             self._tried.remove(target)

@@ -1,11 +1,14 @@
 """A stream whose replica is lost goes on at another one, for clients that want that."""
 
+import asyncio
 import json
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from fabrictool.gateway.continuing import Utterance
+from tests.gateway.conftest import until
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True, "max_tokens": 9}
 WISH = {"x-fabric-continue": "yes"}
@@ -122,6 +125,47 @@ async def test_the_rest_comes_from_another_replica(bed, mode):
     assert record.completion_tokens == 2 + 3
     assert record.prompt_tokens == 3 - 2, "what was said is not paid for twice"
     assert all(target.in_flight == 0 for target in bed.gateway.directory)
+
+
+@pytest.mark.asyncio
+async def test_a_stream_that_goes_on_neither_asks_the_budget_of_slow_retries_nor_spends_it(bed):
+    for target in bed.gateway.directory:
+        target.engine = "vllm"
+    bed.a.mode = "dies-in-event"
+    budget = bed.gateway._metrics.retry_budget
+    while budget.allows(0.0):
+        budget.spend(0.0)
+    left, asking = budget.left, asyncio.create_task(ask(bed, **CHAT))
+    await until(lambda: any(c.exchange and c.exchange._passing for c in bed.gateway.connections))
+    bed.clock.advance(5.0)
+    bed.a.release.set()
+    assert words(await asking) == "from from b"
+    budget.tick(bed.clock.monotonic())
+    assert budget.left >= left >= 0.0
+
+
+@pytest.mark.asyncio
+async def test_a_stream_of_which_the_client_saw_nothing_is_tried_again_only_within_the_budget(bed, monkeypatch):
+    for target in bed.gateway.directory:
+        target.engine = "vllm"
+    budget = bed.gateway._metrics.retry_budget
+    while budget.allows(0.0):
+        budget.spend(0.0)
+
+    async def head_alone(request, _body):
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        await bed.a.release.wait()
+        request.transport.abort()
+        return response
+
+    monkeypatch.setattr(bed.a, "stream", head_alone)
+    asking = asyncio.create_task(ask(bed, **CHAT))
+    await until(lambda: any(c.exchange and c.exchange._event_stream for c in bed.gateway.connections))
+    bed.clock.advance(5.0)
+    bed.a.release.set()
+    assert "FT8106" in await asking
+    assert bed.b.seen == []
 
 
 @pytest.mark.asyncio

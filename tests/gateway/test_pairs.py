@@ -12,8 +12,11 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
+from fabrictool.gateway.exchange import SHARE
 from fabrictool.gateway.pairs import HANDED_HEADER, HANDED_OCTETS, prompt_request
+from fabrictool.gateway.patience import UNKNOWN
 from fabrictool.gateway.staticlist import StaticNode
+from fabrictool.routing.ejection import OUT_MAX_S, OUT_S
 from tests.gateway.conftest import until
 
 PROMPT = "the quick brown fox jumps over the lazy dog " * 40
@@ -259,6 +262,68 @@ async def test_a_prefill_replica_that_hangs_is_given_up(pairs):
     assert answer.status == 200
     assert len(pairs.of.p.asked) + len(pairs.of.q.asked) == 1, "a slow failure is not repeated"
     assert handed(pairs) == {"alone": 1.0}
+    assert at_rest(pairs)
+
+
+@pytest.mark.asyncio
+async def test_a_prompt_that_takes_half_of_a_requests_time_is_computed_by_who_answers(pairs):
+    pairs.of.p.mode = pairs.of.q.mode = "hang"
+    asking = asyncio.create_task(ask(pairs))
+    await until(lambda: pairs.of.p.asked or pairs.of.q.asked)
+    for _ in range(int(SHARE * UNKNOWN.deadline_s) + 2):
+        pairs.clock.advance(1.0)
+        for connection in list(pairs.gateway.connections):
+            connection.expire()
+    assert (await asyncio.wait_for(asking, 10)).status == 200
+    assert pairs.of.d.recomputed + pairs.of.e.recomputed == 1
+    assert [record.retries for record in pairs.records] == [0]
+    assert not any(target.ejection.out_until for target in pairs.gateway.directory)
+    assert at_rest(pairs)
+
+
+def prefiller(bed, site):
+    (target,) = [target for target in bed.gateway.directory if (target.phase, target.site) == ("prefill", site)]
+    return target
+
+
+@pytest.mark.asyncio
+async def test_a_prefill_replica_that_is_tried_after_another_was_slow_is_judged_by_its_own_time(pairs):
+    p, q = prefiller(pairs, "one").ejection, prefiller(pairs, "two").ejection
+    for target in pairs.gateway.directory:
+        if (target.phase, target.site) == ("decode", "two"):
+            target.ejection.out_until = 1e9
+    pairs.of.p.mode, pairs.of.q.mode = "hang", "reset"
+    asking = asyncio.create_task(ask(pairs))
+    await until(lambda: pairs.of.p.asked)
+    pairs.clock.advance(1.0)
+    q.failed(1.0, 1.0, refused=True)
+    pairs.clock.advance(4.0)
+
+    async def refuse(asked):
+        return web.json_response(asked, status=503)
+
+    pairs.of.p.compute = refuse
+    pairs.of.p.release.set()
+    assert (await asking).status == 200
+    assert len(pairs.of.q.asked) == 1
+    assert q.out_until == 5.0 + 2 * OUT_S, "it was tried, and failed again"
+    pairs.of.q.mode = "ok"
+    pairs.clock.advance(OUT_MAX_S)
+    p.out_until = 1e9
+    assert (await ask(pairs)).status == 200
+    assert (len(pairs.of.q.asked), q.out_until) == (2, 0.0)
+
+
+@pytest.mark.asyncio
+async def test_a_gateway_without_files_leaves_a_prefill_replica_as_it_was(pairs, monkeypatch):
+    tried = [target for target in pairs.gateway.directory if target.phase == "prefill"]
+    for target in tried:
+        target.ejection.failed(0.0, 0.0, refused=True)
+        monkeypatch.setattr(target.connector, "start", lambda *asked, anew: asked[5].exhausted("no file is left"))
+    for _ in range(2):
+        pairs.clock.advance(OUT_S)
+        assert [(await ask(pairs)).status for _ in tried] == [503] * len(tried)
+        assert {target.ejection.out_until for target in tried} == {pairs.clock.monotonic() + OUT_S}
     assert at_rest(pairs)
 
 

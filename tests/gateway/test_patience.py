@@ -196,6 +196,45 @@ async def test_an_engine_that_hangs_at_first_does_not_use_up_a_requests_time_whi
         await pass_time(bed, 4)
         assert await asking == 200
         assert (len(bed.a.seen), bed.gateway.status().totals.retries) == (1, 1)
+        assert not any(target.ejection.out_until for target in bed.gateway.directory), "its answer may only be long"
+        (alpha,) = [t for t in bed.gateway.directory if (t.provider, t.model) == ("alpha", "m")]
+        alpha.ejection.failed(bed.clock.monotonic(), bed.clock.monotonic())
+        assert not alpha.ejection.out_until, "nor is it half of a failure"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("why", ["learned", "its-limit-is-declared", "it-is-declared-to-reason"])
+async def test_an_answer_of_a_model_that_is_known_is_not_cut_within_its_limit(bed, why):
+    patience = bed.gateway._metrics.patience
+    if why == "learned":
+        for _ in range(LEARNED):
+            patience.learn("m", CHAT_PATH, 150.0)
+    elif why == "its-limit-is-declared":
+        patience.declare({"m": PatienceRule(whole_s=UNKNOWN.deadline_s)})
+    else:
+        patience.declare({"m": PatienceRule(reasoning=True)})
+    limit = patience.limit("m", CHAT_PATH)
+    assert limit >= UNKNOWN.deadline_s
+    async with session(bed) as http:
+        asking = await hung(bed, http)
+        await pass_time(bed, limit - 5)
+        assert not asking.done()
+        bed.a.release.set()
+        assert await asking == 200
+    assert (bed.gateway.status().totals.retries, bed.clock.monotonic() < limit) == (0, True)
+
+
+@pytest.mark.asyncio
+async def test_the_wait_for_a_slot_does_not_make_an_attempts_share_less(bed):
+    async with session(bed) as http:
+        asking = await hung(bed, http)
+        (exchange,) = [connection.exchange for connection in bed.gateway.connections if connection.exchange]
+        exchange._began -= 0.4 * UNKNOWN.deadline_s
+        await pass_time(bed, 0.4 * UNKNOWN.deadline_s)
+        assert not asking.done()
+        await pass_time(bed, 0.1 * UNKNOWN.deadline_s + 2)
+        assert await asking == 200
+        assert len(bed.b.seen) == 1
 
 
 @pytest.mark.asyncio

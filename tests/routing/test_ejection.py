@@ -1,7 +1,5 @@
 """When a server is left alone, and for how long."""
 
-import random
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,7 +62,9 @@ def test_one_request_alone_tries_who_was_out():
     ejection.began(now)
     assert not ejection.available(now), "one is under way"
     ejection.given_up()
-    assert ejection.available(now), "its client went away: the next one tries"
+    assert not ejection.available(now + 0.9 * OUT_S)
+    now += OUT_S
+    assert ejection.available(now), "its client went away: after as long as it was out the next one tries"
     ejection.began(now)
     ejection.failed(now, now)
     assert ejection.out_until == now + 2 * OUT_S, "one failure is enough for who was out"
@@ -111,7 +111,43 @@ def test_a_500_that_does_not_count_ends_the_attempt_that_tried_whether_it_is_bac
     now = ejection.out_until
     ejection.began(now)
     ejection.heard(500, now, now, "anna")
-    assert ejection.available(now)
+    assert not ejection.available(now)
+    assert ejection.available(now + OUT_S)
+
+
+def test_a_whole_answer_that_takes_minutes_does_not_bar_others_who_try_it_meanwhile():
+    ejection = Ejection()
+    ejection.failed(0.0, 0.0, refused=True)
+    now, tries = ejection.out_until, []
+    while now < 120.0:
+        if ejection.available(now):
+            ejection.began(now)
+            tries.append(now)
+        now += 0.5
+    assert tries == [1, 2, 4, 8, 16, 32, 62, 92], "and who hangs is not sent a request a second"
+    ejection.failed(now, tries[0])
+    assert not ejection.available(now + 0.9 * OUT_MAX_S)
+    ejection.failed(now + 1.0, tries[1])
+    assert ejection.out_until == now + OUT_MAX_S, "the others say nothing new"
+
+
+def test_tries_that_end_without_a_verdict_do_not_make_the_next_one_wait_longer():
+    ejection = Ejection()
+    ejection.failed(0.0, 0.0, refused=True)
+    for _ in range(5):
+        now = ejection.out_until
+        ejection.began(now)
+        ejection.given_up()
+        assert ejection.out_until == now + OUT_S
+
+
+def test_a_try_whose_failure_is_told_with_an_older_attempts_time_is_not_waited_for_for_ever():
+    ejection = Ejection()
+    ejection.failed(5.0, 5.0, refused=True)
+    now = ejection.out_until
+    ejection.began(now)
+    ejection.failed(now, 1.0)
+    assert ejection.available(now + OUT_S)
 
 
 def test_if_all_are_out_all_may_be_asked():
@@ -123,13 +159,23 @@ def test_if_all_are_out_all_may_be_asked():
     assert available(servers, 0.5) == servers
 
 
-@given(st.integers(0, 2**32))
-def test_a_server_that_works_again_is_back_within_the_longest_time(seed):
-    rng, ejection, now = random.Random(seed), Ejection(), 0.0
-    for _ in range(rng.randrange(40)):
-        now += rng.random() * 40
-        if ejection.available(now):
+STEPS = ("began", "failed", "refused", "answered", "given_up", 500, 501, 503, 200)
+
+
+@given(st.lists(st.tuples(st.sampled_from(STEPS), st.floats(0.0, 60.0), st.integers(0, 5)), max_size=60))
+def test_whatever_happens_a_server_may_be_tried_again_within_the_longest_time(steps):
+    ejection, now, begun = Ejection(), 0.0, [0.0]
+    for step, later, which in steps:
+        now += later
+        attempt = begun[-1 - which % len(begun)]
+        if step == "began":
             ejection.began(now)
-            rng.choice((ejection.answered, ejection.given_up, lambda now=now: ejection.failed(now, now)))()
-    end = now + OUT_MAX_S + 0.001
-    assert ejection.available(end)
+            begun.append(now)
+        elif isinstance(step, int):
+            ejection.heard(step, now, attempt, f"tenant {which}")
+        elif step in ("failed", "refused"):
+            ejection.failed(now, attempt, refused=step == "refused")
+        else:
+            getattr(ejection, step)()
+        assert ejection.out_until <= now + OUT_MAX_S
+    assert ejection.available(now + OUT_MAX_S)
