@@ -89,7 +89,13 @@ class Pipe(asyncio.Transport):
 
 
 class Nobody(Handler):
-    """Hears of a connection that no request comes by."""
+    """Hears of connections that no request comes by."""
+
+    def __init__(self):
+        self.clients = []
+
+    def opened(self, connection):
+        self.clients.append(connection)
 
 
 @pytest.mark.parametrize(("octets", "each_s", "stays"), [(1, 60, False), (100, 1, False), (LEAST_TAKEN, 60, True)])
@@ -116,16 +122,14 @@ async def cut_after(rate, seconds):
     """When a client is cut that takes `rate` octets a second, by a connection with the system's own buffers; None: not
     within `seconds`.
     """
-    clock, clients = ManualClock(), []
-    handler = Nobody()
-    handler.opened = clients.append
+    clock, handler = ManualClock(), Nobody()
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: ClientConnection(handler, clock, Outbox()), "127.0.0.1", 0)
     plug = socket.socket()
     plug.setblocking(False)
     await loop.sock_connect(plug, server.sockets[0].getsockname())
-    await until(lambda: clients)
-    (client,) = clients
+    await until(lambda: handler.clients)
+    (client,) = handler.clients
     client._current = ClientRequest()
     client.begin(200, "text/event-stream", "")
     cut = None
