@@ -13,6 +13,7 @@ import httptools
 from fabrictool.base.compiling import mypyc_attr
 from fabrictool.gateway.heads import HEADS_LEARNED, KnownHead, known_head
 from fabrictool.gateway.openai import MAX_BODY_OCTETS, GatewayResponse, error_response
+from fabrictool.gateway.unsent import unacknowledged
 from fabrictool.mesh.framing import TEXT_CHARACTERS
 
 if TYPE_CHECKING:
@@ -146,8 +147,8 @@ class ClientConnection:
         self.writing_paused = False
         """The client does not take what is written."""
         self._request_began: float | None = None
-        self._written = self._taken = 0
-        """Octets of its answers, and what the client had taken of them at its last progress."""
+        self._written, self._taken = 0, -1
+        """Octets of its answers, and what the client had taken of them at its last progress; below 0: none waited."""
         self._progress = self._last_activity = self.now()
         self._reading = True
         self.exchange: Answering | None = None
@@ -178,9 +179,12 @@ class ClientConnection:
     def expire(self) -> None:
         """Called every second: give up a client or a replica that has been silent for too long."""
         now, unread = self.now(), self.unread
-        taken = self._written - unread
-        if not unread or taken - self._taken >= LEAST_TAKEN:
-            self._taken, self._progress = taken, now
+        if not unread:
+            self._taken, self._progress = -1, now
+        else:
+            taken = self._written - unread - unacknowledged(self._transport)
+            if self._taken < 0 or taken - self._taken >= LEAST_TAKEN:
+                self._taken, self._progress = taken, now
         if now - self._progress > IDLE_CLIENT_S:
             self._outbox.abort(self._transport)
         elif self.exchange is not None:

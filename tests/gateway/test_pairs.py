@@ -314,6 +314,7 @@ async def test_a_prefill_replica_that_is_tried_after_another_was_slow_is_judged_
     assert (len(pairs.of.q.asked), q.out_until) == (2, 0.0)
 
 
+@pytest.mark.interpreted
 @pytest.mark.asyncio
 async def test_a_gateway_without_files_leaves_a_prefill_replica_as_it_was(pairs, monkeypatch):
     tried = [target for target in pairs.gateway.directory if target.phase == "prefill"]

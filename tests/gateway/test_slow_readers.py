@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from fabrictool.gateway.http import HIGH_WATER, IDLE_CLIENT_S, LEAST_TAKEN, ClientConnection, Handler
+from fabrictool.gateway.http import HIGH_WATER, IDLE_CLIENT_S, LEAST_TAKEN, ClientConnection, ClientRequest, Handler
 from fabrictool.gateway.outbox import Outbox
 from fabrictool.gateway.staticlist import StaticNode
 from tests.gateway.conftest import until
@@ -89,7 +89,13 @@ class Pipe(asyncio.Transport):
 
 
 class Nobody(Handler):
-    """Hears of a connection that no request comes by."""
+    """Hears of connections that no request comes by."""
+
+    def __init__(self):
+        self.clients = []
+
+    def opened(self, connection):
+        self.clients.append(connection)
 
 
 @pytest.mark.parametrize(("octets", "each_s", "stays"), [(1, 60, False), (100, 1, False), (LEAST_TAKEN, 60, True)])
@@ -110,6 +116,49 @@ def test_who_drips_is_cut_and_who_is_only_slow_is_not(octets, each_s, stays, wri
             break
     assert pipe.aborted is not stays
     assert stays or IDLE_CLIENT_S < clock.monotonic() < 3 * IDLE_CLIENT_S
+
+
+async def cut_after(rate, seconds):
+    """When a client is cut that takes `rate` octets a second, by a connection with the system's own buffers; None: not
+    within `seconds`.
+    """
+    clock, handler = ManualClock(), Nobody()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: ClientConnection(handler, clock, Outbox()), "127.0.0.1", 0)
+    plug = socket.socket()
+    plug.setblocking(False)
+    await loop.sock_connect(plug, server.sockets[0].getsockname())
+    await until(lambda: handler.clients)
+    (client,) = handler.clients
+    client._current = ClientRequest()
+    client.begin(200, "text/event-stream", "")
+    cut = None
+    for second in range(seconds):
+        while not client.writing_paused and not client._transport.is_closing():
+            client.chunk(b"x" * 4096)
+        left = rate
+        while left and (part := plug.recv(left) if second else b""):
+            left -= len(part)
+        await asyncio.sleep(0.005)
+        clock.advance(1.0)
+        client.expire()
+        if client._transport.is_closing():
+            cut = second
+            break
+    plug.close()
+    client._transport.abort()
+    server.close()
+    return cut
+
+
+@pytest.mark.asyncio
+async def test_who_takes_eight_kilobytes_a_second_is_not_cut_whatever_the_systems_buffers_hold():
+    assert await cut_after(8000, 400) is None
+
+
+@pytest.mark.asyncio
+async def test_who_takes_nothing_is_cut_whatever_the_systems_buffers_hold():
+    assert IDLE_CLIENT_S - 2 <= await cut_after(0, 400) < 3 * IDLE_CLIENT_S, "the last of it is acknowledged late"
 
 
 def test_who_takes_all_of_it_is_never_cut_however_little_there_is():
