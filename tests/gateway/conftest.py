@@ -169,6 +169,9 @@ class Bed:
             keyring=Keyring(rows),
             targets=static_targets(StaticRegistry(nodes)),
         )
+        self.records = []
+        """Of requests that ended."""
+        self.gateway.sinks.append(self.records.append)
         await self.gateway.listen("127.0.0.1", 0, self.tls)
         self.url = f"http://{self.gateway.listen_address}"
         self.host, port = self.gateway.listen_address.split(":")

@@ -120,8 +120,7 @@ async def pairs(make_bed):
     bed = await make_bed().start(nodes=nodes)
     bed.gateway.count_caches({"m": 1024.0})
     bed.site_of = lambda engine: places[engine.name][1]
-    bed.caches, bed.records = caches, []
-    bed.gateway.sinks.append(bed.records.append)
+    bed.caches = caches
     bed.of = SimpleNamespace(**engines)
     yield bed
     await bed.stop()

@@ -116,8 +116,7 @@ async def rooms_bed(make_bed, places, more=(), provider_of=None):
         nodes.append(StaticNode(engine.url, ["m"], provider, **at))
     bed = await make_bed().start(nodes=[*nodes, *more])
     bed.gateway.count_caches({"m": 1024.0})
-    bed.rooms, bed.records, bed.engines = rooms, [], engines
-    bed.gateway.sinks.append(bed.records.append)
+    bed.rooms, bed.engines = rooms, engines
     bed.of = SimpleNamespace(**engines)
     return bed
 

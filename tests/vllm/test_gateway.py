@@ -24,8 +24,6 @@ async def bed(vllms):
         for server, provider in zip(vllms, ("alpha", "beta"), strict=True)
     ]
     started = await Bed().start(nodes=nodes)
-    started.records = []
-    started.gateway.sinks.append(started.records.append)
     yield started
     await started.stop()
 

@@ -74,8 +74,6 @@ async def bed(pair):
         for phase in ("prefill", "decode")
     ]
     started = await Bed().start(nodes=nodes)
-    started.records = []
-    started.gateway.sinks.append(started.records.append)
     yield started
     await started.stop()
 

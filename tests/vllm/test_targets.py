@@ -33,8 +33,6 @@ async def start(vllms):
             for server, provider, device in zip(vllms, ("alpha", "beta"), devices, strict=True)
         ]
         bed = await Bed().start(policy, nodes=nodes, clock=SystemClock(), targets=targets)
-        bed.records = []
-        bed.gateway.sinks.append(bed.records.append)
         beds.append(bed)
         return bed
 

@@ -19,8 +19,6 @@ async def engine():
 @pytest_asyncio.fixture
 async def bed(make_bed, engine):
     started = await make_bed().start(nodes=[StaticNode(engine.url, ["m", "org/name"], "alpha")])
-    started.records = []
-    started.gateway.sinks.append(started.records.append)
     yield started
     await started.stop()
 

@@ -83,8 +83,6 @@ async def server(tmp_path_factory):
 async def bed(server):
     node = StaticNode(server.url, ["m"], "alpha", engine="llama.cpp", context=CONTEXT)
     started = await Bed().start(nodes=[node])
-    started.records = []
-    started.gateway.sinks.append(started.records.append)
     yield started
     await started.stop()
 
