@@ -601,7 +601,12 @@ class Exchange(AnswerListener):
 
     def _form(self) -> str:
         """Of its answer, as `Patience` knows them."""
-        return STREAM if self._request.stream else self._request.path.partition("?")[0]
+        return STREAM if self._request.stream else self._path()
+
+    def _path(self) -> str:
+        """Without what its client may write behind it, which has no end."""
+        path = self._request.path
+        return path if "?" not in path else path.partition("?")[0]
 
     def _looks_whole(self) -> bool:
         """Whether an answer without a length or chunks came to its end."""
@@ -683,7 +688,7 @@ class Exchange(AnswerListener):
         record = RequestRecord(  # by the order of its fields: by their names it takes twice as long
             asked.id,
             asked.at,
-            asked.path if "?" not in asked.path else asked.path.partition("?")[0],
+            self._path(),
             status,
             end,
             now - self._began,
@@ -725,9 +730,9 @@ class Exchange(AnswerListener):
         read = usage.prompt
         if usage.counted:
             if end == "answered" and not self._former_tokens:
-                density.learn(asked.model, asked.path, len(asked.body), read)
+                density.learn(asked.model, self._path(), len(asked.body), read)
         elif not read and end != "answered" and self._first_byte is not None and status == 200 and self._target:
-            read = density.tokens(asked.model, asked.path, len(asked.body), self._target.context)
+            read = density.tokens(asked.model, self._path(), len(asked.body), self._target.context)
         return max(0, read - self._former_tokens)  # what was said is counted as an answer
 
     def _learn(self, record: RequestRecord) -> None:

@@ -1,4 +1,7 @@
-"""The client's side: one connection, requests one after another, parsed by llhttp in its strict mode."""
+"""The client's side: one connection, requests one after another, parsed by llhttp in its strict mode.
+
+Longer than most modules: a connection is one object with one life, compiled, and asked for all that comes or goes.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """Estimates of prompts of which no engine says what they took."""
 
+import aiohttp
+import pytest
+
 from fabrictool.gateway.density import TokenDensity
 
 
@@ -18,3 +21,15 @@ def test_what_a_prompt_is_thought_to_take():
     for _ in range(10_000):
         density.learn("m", "chat", 4000, 500)
     assert density.tokens("m", "chat", 8000, 0) in range(1000, 1020), "what was long ago is forgotten"
+
+
+@pytest.mark.asyncio
+@pytest.mark.interpreted
+async def test_what_a_client_writes_behind_a_path_is_not_kept(bed):
+    async with aiohttp.ClientSession(headers={"authorization": f"Bearer {bed.KEY}"}) as http:
+        for number in range(20):
+            url = f"{bed.url}/v1/chat/completions?mine={number}"
+            async with http.post(url, json={"model": "m", "messages": []}) as answer:
+                assert answer.status == 200
+    density = bed.gateway._metrics.density
+    assert len({**density._texts, **density._others}) == 1
