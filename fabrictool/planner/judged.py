@@ -155,7 +155,7 @@ def _why(problem: PlacementProblem, solution: Solution, need: ModelNeed, again: 
         return "no partition that may hold a replica is with a provider that its unserved groups allow"
     if moves_are_used_up(problem, solution.counts):
         return f"`--max-moves` is {problem.max_moves}, and so many replicas start or stop"
-    free = free_devices(problem, solution)
+    free = free_devices(problem, solution.counts)
     barred = _barred(problem, solution, mine, free)
     if barred:
         return barred
@@ -193,10 +193,10 @@ def _barred(
     return f"devices are free, but no more may be used of limit {', '.join(names)}"
 
 
-def free_devices(problem: PlacementProblem, solution: Solution) -> dict[tuple[str, str], int]:
-    """Pool → devices that nothing of the placement keeps."""
+def free_devices(problem: PlacementProblem, counts: Mapping[int, int]) -> dict[tuple[str, str], int]:
+    """Pool → devices that so many replicas leave; none of partitions of clusters that do not answer."""
     free = {pool.key: pool.nodes * pool.devices_per_node for pool in problem.pools}
-    for i, count in solution.counts.items():
+    for i, count in counts.items():
         for (key, size), blocks in problem.options[i].blocks.items():
             if key in free:
                 free[key] -= size * blocks * count

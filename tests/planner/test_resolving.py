@@ -117,6 +117,20 @@ def test_an_exchange_is_one_that_has_room_and_serves_as_much():
     assert list(exchanges(asked, [on_b], 0.01)) == []
 
 
+def test_what_stands_where_nobody_answers_is_not_exchanged():
+    """Its partition is none of the problem's, and its replicas stay."""
+    here, away = pool("a", nodes=4, price=1.0), pool("b", nodes=4, price=1.0)
+    options = [option("m", here), option("m", away)]
+    instance = problem([ModelNeed("m", 2.0, 0, 8)], options, [here], objective=("slo", "cost"))
+    unseen = next(o for o in instance.options if o.pool is away)
+    instance = replace(instance, fixed={unseen.key: 1})
+    asked = resolver(instance, solve(instance))
+    at = {o.pool.key: i for i, o in enumerate(instance.options)}
+    exchanged = list(exchanges(asked, [at[here.key]], math.inf))
+    assert exchanged
+    assert all(counts[at[away.key]] == 1 for counts in exchanged)
+
+
 def test_what_is_not_proved_is_told_as_the_most_that_it_would_be(monkeypatch):
     """Where no work is left for a search, an exchange that keeps the rules is an answer all the same."""
     instance = three_places()

@@ -221,7 +221,7 @@ class _Others:
     def __init__(self, resolver: Resolver) -> None:
         self._resolver = resolver
         self.known: list[Mapping[int, int]] = []
-        """That were told."""
+        """Counts of choices that were told: no other is to be the same."""
         problem = resolver.problem
         self._alike: dict[Hashable, list[int]] = {}
         for i, option in enumerate(problem.options):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from fabrictool.planner.judged import free_devices
 from fabrictool.planner.stages import user_stages
 
 if TYPE_CHECKING:
@@ -29,16 +30,14 @@ def exchanges(resolver: Resolver, wanted: Iterable[int], most_dearer: float) -> 
     or adds more than this share to a value that is a sum over replicas.
     """
     problem, counts = resolver.problem, resolver.counts
-    free = {pool.key: pool.nodes * pool.devices_per_node for pool in problem.pools}
-    for i, count in counts.items():
-        for (key, size), number in problem.options[i].blocks.items():
-            free[key] -= size * number * count
+    free = free_devices(problem, counts)
     rated: list[tuple[float, tuple[tuple[int, int], ...]]] = []
     for come in wanted:
         option = problem.options[come]
         if option.phase != "unified" or option.key in problem.fixed:
             continue
-        for go in (None, *(i for i in problem.of(option.model) if counts.get(i) and i != come)):
+        movable = (i for i in problem.of(option.model) if problem.options[i].key not in problem.fixed)
+        for go in (None, *(i for i in movable if counts.get(i) and i != come)):
             for gone in range(1, 3) if go is not None else (0,):
                 former = None if go is None else problem.options[go]
                 change = {come: _needed(option, former, gone)} | ({} if go is None else {go: -gone})
@@ -77,4 +76,4 @@ def _has_room(resolver: Resolver, change: Mapping[int, int], free: Mapping[tuple
     for i, count in change.items():
         for (key, size), number in resolver.problem.options[i].blocks.items():
             taken[key] = taken.get(key, 0) + size * number * count
-    return all(devices <= free[key] for key, devices in taken.items())
+    return all(devices <= free.get(key, 0) for key, devices in taken.items())

@@ -207,8 +207,9 @@ def _without_unread(problem: PlacementProblem) -> PlacementProblem:
     unread: dict[str, object] = {} if "carbon" in read else {"carbon_per_kwh": None}
     if not {"energy", "carbon"} & read:
         unread["power_per_node_w"] = 0.0
-    plain = {pool: replace(pool, **unread) for pool in problem.pools}  # type: ignore[arg-type]
-
+    # Options may stand in partitions of clusters that do not answer, which are none of the problem's.
+    every = {*problem.pools, *(pool for option in problem.options for pool in option.pools)}
+    plain = {pool: replace(pool, **unread) for pool in every}  # type: ignore[arg-type]
     options = tuple(
         replace(option, pool=plain[option.pool], others=tuple((plain[pool], tp) for pool, tp in option.others))
         for option in problem.options
