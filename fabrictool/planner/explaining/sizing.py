@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from fabrictool.planner.stages import TOLERANCE
-from fabrictool.planner.survival import worst_loss
+from fabrictool.planner.survival import after_loss, worst_loss
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -58,7 +58,7 @@ def _with_fewer(
         return ""  # it is said that this decides
     if need.survive is not None and not any(_survives_without(problem, counts, need, i) for i in counts):
         return f"; {number - 1} could serve it, but not after the loss of any {need.survive}"
-    kept = sum(count * _attained(option) for count, option in placed) - min(_attained(option) for _, option in placed)
+    kept = sum(count * after_loss(option) for count, option in placed) - min(after_loss(option) for _, option in placed)
     if "slo" in problem.objective and kept < need.rate * (1 - TOLERANCE):
         return f"; {number - 1} could serve it, and keep the SLO up to {kept:.3g} req/s"
     if "latency" in problem.objective:
@@ -72,11 +72,6 @@ def _survives_without(problem: PlacementProblem, counts: Mapping[int, int], need
         return False
     fewer = {**counts, i: counts[i] - 1}
     return worst_loss(problem, need, {at: count for at, count in fewer.items() if count})[0] is None
-
-
-def _attained(option: Option) -> float:
-    """The largest load under which a replica keeps the SLO."""
-    return max((level.rate for level in option.levels if level.attains), default=0.0)
 
 
 def shape_sentences(problem: PlacementProblem, solution: Solution, need: ModelNeed, currency: str) -> Iterator[str]:
@@ -118,11 +113,11 @@ def _widths(problem: PlacementProblem, option: Option, currency: str) -> Iterato
 
 def _against(problem: PlacementProblem, option: Option, other: Option, currency: str) -> str:
     """The first thing in which another width is worse; where there is none, how close they are."""
-    if "slo" in problem.objective and _attained(option) and not _attained(other):
+    if "slo" in problem.objective and after_loss(option) and not after_loss(other):
         return "misses the SLO under the least load"
     mine, its = _usable(problem, option), _usable(problem, other)
     a_device, of_it = mine / option.devices, its / other.devices
-    within = " within the SLO" if _attained(option) and mine < option.levels[-1].rate else ""
+    within = " within the SLO" if after_loss(option) and mine < option.levels[-1].rate else ""
     if of_it < a_device * (1 - SAME):
         return f"serves {of_it:.3g} req/s for a device{within}, not {a_device:.3g}"
     price, its_price = option.cost / mine, other.cost / its
@@ -143,12 +138,12 @@ def _mean_s(option: Option) -> float:
 
 def _usable(problem: PlacementProblem, option: Option) -> float:
     """What a replica is good for: within the SLO, where that counts and it can keep it."""
-    return ("slo" in problem.objective and _attained(option)) or option.levels[-1].rate
+    return ("slo" in problem.objective and after_loss(option)) or option.levels[-1].rate
 
 
 def _limit(problem: PlacementProblem, option: Option) -> str:
     """What keeps a replica from serving more."""
-    its, most, kept = option.figures, option.levels[-1].rate, _attained(option)
+    its, most, kept = option.figures, option.levels[-1].rate, after_loss(option)
     if not kept:
         return "it misses the SLO under any load"
     if kept < most:
