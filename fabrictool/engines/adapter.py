@@ -26,6 +26,7 @@ __all__ = [
     "MetricNames",
     "Readiness",
     "adapter",
+    "engine_capabilities",
     "engine_names",
 ]
 
@@ -33,6 +34,11 @@ __all__ = [
 def engine_names() -> tuple[str, ...]:
     """The engines that blueprints may name."""
     return tuple(sorted(name for name, engine in _adapters().items() if not engine.capabilities.brought))
+
+
+def engine_capabilities() -> dict[str, Capabilities]:
+    """What the engines can be asked for, by their names."""
+    return {name: engine.capabilities for name, engine in _adapters().items()}
 
 
 def adapter(name: str) -> EngineAdapter:

@@ -176,6 +176,9 @@ class Capabilities(msgspec.Struct, frozen=True):
     engine of its kind."""
     version_path: str = ""
     """Where it says its release, as ``{"version": …}``; "": it does not."""
+    count_path: str = ""
+    """Where the body of a chat or of a completion is answered ``{"count": …}``, the tokens of its prompt; "":
+    nowhere."""
     brought: bool = False
     """Its command comes from a job script: no blueprint may name it."""
 

@@ -42,6 +42,7 @@ class Reference:
         kv_precisions=frozenset({"fp32"}),
         shares_memory=True,
         elastic_state="/fabric/state",
+        count_path="/tokenize",
         extra="reference",
     )
     readiness = Readiness(path="/health", timeout_s=600.0, interval_s=0.2)

@@ -68,6 +68,7 @@ class Vllm:
         sockets=True,
         priority_option=_SCHEDULING,
         version_path="/version",
+        count_path="/tokenize",
         hub_models=True,
         precisions=frozenset({*_DTYPES, "fp8", *_IN_CHECKPOINT}),
         kv_precisions=frozenset(_KV),

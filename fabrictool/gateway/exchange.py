@@ -16,11 +16,14 @@ with one life, and whatever were taken out would change the same fields from els
 
 from __future__ import annotations
 
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+from msgspec import structs
 
+from fabrictool.engines.paths import CHAT_PATHS
 from fabrictool.engines.protocol import FULL_HEADER
 from fabrictool.gateway.continuing import CONTINUING_ENGINES, Utterance, continued_here
 from fabrictool.gateway.directory import Unmet
@@ -719,10 +722,36 @@ class Exchange(AnswerListener):
             if self._waiter is not None:
                 self._admission.leave(self)
             self._admission.pump(now)
+        teller = self._teller(target, status, end)
+        if teller is None or not self._metrics.recounts.ask(teller, asked, partial(self._recounted, record)):
+            self._book(record)
+
+    def _book(self, record: RequestRecord) -> None:
         self._metrics.ended(record)
         if self._ticket is not None:
             self._ticket.settle(record)
         self._finished(record)
+
+    def _recounted(self, record: RequestRecord, prompt_tokens: int | None) -> None:
+        """Write down what an engine said of the prompt; None: it said nothing, and the estimate stands."""
+        if prompt_tokens is not None:
+            prompt_tokens = max(0, prompt_tokens - self._former_tokens)
+            record = structs.replace(record, prompt_tokens=prompt_tokens)
+        self._book(record)
+
+    def _teller(self, target: RoutingTarget | None, status: int, end: End) -> RoutingTarget | None:
+        """Who can say what the prompt of a stream was, where nobody said it; None: that is known, or nobody can."""
+        if not self._is_estimated(status, end) or self._path() not in CHAT_PATHS:
+            return None
+        if end == "cancelled":
+            return target
+        candidates = self._candidates()
+        able = available(candidates, self._client.now()) if isinstance(candidates, list) else ()
+        return able[0] if able else None
+
+    def _is_estimated(self, status: int, end: End) -> bool:
+        """Whether a prompt was read, and no engine said what it was."""
+        return bool(not self._usage.prompt and end != "answered" and self._first_byte is not None and status == 200)
 
     def _prompt_tokens(self, status: int, end: End) -> int:
         """As the engine says; of a stream that began and did not come to its end, about."""
@@ -731,7 +760,7 @@ class Exchange(AnswerListener):
         if usage.counted:
             if end == "answered" and not self._former_tokens:
                 density.learn(asked.model, self._path(), len(asked.body), read)
-        elif not read and end != "answered" and self._first_byte is not None and status == 200 and self._target:
+        elif self._is_estimated(status, end) and self._target is not None:
             read = density.tokens(asked.model, self._path(), len(asked.body), self._target.context)
         return max(0, read - self._former_tokens)  # what was said is counted as an answer
 

@@ -285,6 +285,7 @@ class GatewayServer(Handler):
             self._tick.cancel()
         for connection in list(self.connections):
             connection.stop()
+        self._metrics.recounts.close()
         for target in self.directory:
             target.connector.close()
 

@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from fabrictool.gateway.density import TokenDensity
 from fabrictool.gateway.patience import Patience
+from fabrictool.gateway.recounting import Recounts
 from fabrictool.routing.retry_budget import RetryBudget
 from fabrictool.status.documents import Totals
 
@@ -133,6 +134,7 @@ class GatewayMetrics:
         self.models: dict[str, ModelFigures] = {}
         self.patience = Patience()
         self.density = TokenDensity()
+        self.recounts = Recounts()
         self.retry_budget = RetryBudget()
         self.in_flight = 0
         self.requests = 0

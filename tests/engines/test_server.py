@@ -104,6 +104,21 @@ async def test_completion_and_its_usage(running):
 
 
 @pytest.mark.asyncio
+async def test_what_a_prompt_is_can_be_asked_by_itself(running):
+    chat = {**ASK, "messages": [{"role": "user", "content": "hello there"}], "stream": True}
+    del chat["prompt"]
+    for path, body in (("/v1/completions", ASK), ("/v1/chat/completions", chat)):
+        _, answer = await running.post(body | {"stream": False}, path)
+        status, counted = await running.post(body, "/tokenize")
+        assert status == 200
+        assert counted["count"] == len(counted["tokens"]) == answer["usage"]["prompt_tokens"]
+    for wrong in (b"{", b"[]", {**ASK, "model": "other"}, {"model": "tiny"}, {**chat, "messages": []}):
+        status, answer = await running.post(wrong, "/tokenize")
+        assert status in (400, 404)
+        assert answer["error"]["message"]
+
+
+@pytest.mark.asyncio
 async def test_token_ids_are_the_same_prompt(running):
     numbers = running.engine.tokenizer.encode(ASK["prompt"])
     _, text = await running.post(ASK)

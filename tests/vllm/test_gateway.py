@@ -89,6 +89,32 @@ async def test_sums_are_the_engines_own(bed, vllms):
     assert [sum(r.prompt_tokens for r in mine), sum(r.completion_tokens for r in mine)] == theirs
 
 
+async def test_prompts_of_streams_that_are_given_up_are_the_engines_own(bed, vllms):
+    """Clients leave after the first tokens, with messages, tools, or a plain prompt; vLLM is asked what it read."""
+    begin, first = [server.counters() for server in vllms], len(bed.records)
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+
+    async def ask(http, number):
+        text = f"number {number}: " + "Was ist größer? " * (number % 7)
+        body = {"model": "m", "stream": True, "max_tokens": 400, "ignore_eos": True}
+        path = "/v1/completions" if number % 3 == 2 else "/v1/chat/completions"
+        body |= {"prompt": text} if number % 3 == 2 else {"messages": [{"role": "user", "content": text}]}
+        body |= {"tools": [tool], "tool_choice": "none"} if number % 6 == 0 else {}
+        async with http.post(bed.url + path, json=body) as answer:
+            assert answer.status == 200, await answer.text()
+            for _ in range(number % 5 + 1):
+                await answer.content.readuntil(b"\n\n")
+            answer.close()
+
+    async with aiohttp.ClientSession(headers={"authorization": f"Bearer {bed.KEY}"}) as http:
+        await asyncio.gather(*(ask(http, number) for number in range(40)))
+    await until(lambda: len(bed.records) == first + 40)
+    mine = bed.records[first:]
+    assert {(record.end, record.counted) for record in mine} == {("cancelled", False)}
+    theirs = sum(server.counters()[0] for server in vllms) - sum(before for before, _ in begin)
+    assert sum(record.prompt_tokens for record in mine) == theirs
+
+
 async def test_what_prompts_share_is_what_the_engine_finds_in_its_cache(bed, sdk):
     """Conversations with one system prompt, turn by turn on one server; blocks of its cache have up to 128 tokens, and
     what is around a message in JSON is not as long as in a template.

@@ -100,9 +100,13 @@ class _CompletionBody(_Body, kw_only=True):
     prompt: str | list[int | str]
 
 
+class _Form(msgspec.Struct):
+    messages: msgspec.Raw = msgspec.Raw()
+
+
 # msgspec learns a type when it is first used, and a second thread that uses it meanwhile reads what is half there and
-# crashes the process. Requests are parsed in threads, so it learns these two here.
-for _kind in (_ChatBody, _CompletionBody):
+# crashes the process. Requests are parsed in threads, so it learns these here.
+for _kind in (_ChatBody, _CompletionBody, _Form):
     msgspec.json.Decoder(_kind)
 
 
@@ -114,6 +118,14 @@ class Ask(msgspec.Struct, frozen=True):
     stream: bool
     include_usage: bool
     chat: bool
+
+
+def is_chat(raw: bytes) -> bool:
+    """Whether a body has messages, and not a prompt."""
+    try:
+        return bool(msgspec.json.decode(raw, type=_Form).messages)
+    except (msgspec.DecodeError, RecursionError):
+        return False
 
 
 def parse(raw: bytes, *, chat: bool, models: Mapping[str, AnsweredModel]) -> Ask:

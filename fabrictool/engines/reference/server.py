@@ -11,7 +11,7 @@ from aiohttp import web
 
 from fabrictool.base.ids import random_id
 from fabrictool.engines.protocol import FULL_HEADER
-from fabrictool.engines.reference.api import ApiError, Ask, Reply, error_body, parse
+from fabrictool.engines.reference.api import ApiError, Ask, Reply, error_body, is_chat, parse
 from fabrictool.engines.reference.stats import exposition
 from fabrictool.status.elastic import figures
 
@@ -64,6 +64,7 @@ class EngineServer:
                 web.get("/v1/models/{name:.+}", self._model),
                 web.post("/v1/completions", self._completions),
                 web.post("/v1/chat/completions", self._chat),
+                web.post("/tokenize", self._tokenize),
             ]
         )
         return app
@@ -126,6 +127,17 @@ class EngineServer:
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         return await self._answer(request, chat=True)
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        """The prompt of a chat or of a completion, as vLLM answers it."""
+        self._loaded()
+        raw = await request.read()
+        ask = await asyncio.to_thread(parse, raw, chat=is_chat(raw), models=self._answering)
+        prompt = ask.request.prompt
+        return web.json_response(
+            {"count": len(prompt), "max_model_len": self._answering[ask.model].context, "tokens": list(prompt)},
+            dumps=_dumps,
+        )
 
     # -- internals --------------------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """An OpenAPI document of what a gateway serves of OpenAI's API, made of the SDK's own types.
 
-OpenAI's published document is in no package registry; the SDK's types are generated from it.
+OpenAI's published document of today is in no package registry; the SDK's types are generated from it. An older one is,
+and `published.py` has it.
 """
 
 from openai.types import Completion, CreateEmbeddingResponse, Model

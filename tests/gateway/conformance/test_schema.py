@@ -13,6 +13,7 @@ import pytest
 
 from fabrictool.engines.paths import MODEL_PATHS
 from tests.gateway.conformance.document import ERROR, document
+from tests.gateway.conformance.published import published
 from tests.gateway.scripted import WHOLE
 from tests.seeds import seeds
 
@@ -24,10 +25,10 @@ LARGEST = "/v1/responses"
 """Its 190 schemas take the phase in which each bound is tried a quarter of a minute."""
 
 
-async def schemathesis(bed, folder, *arguments):
+async def schemathesis(bed, folder, *arguments, of=document):
     """Run its program; its output where it has complaints."""
     path = folder / "openapi.json"
-    path.write_text(json.dumps(document()))
+    path.write_text(json.dumps(of()))
     given = [
         "run", str(path), f"--url={bed.url}", f"--header=Authorization: Bearer {bed.KEY}", "--request-timeout=10",
         f"--exclude-checks={ENGINES_BUSINESS}", "--generation-database=none", "--warnings=off",
@@ -53,11 +54,20 @@ async def test_what_schemathesis_sends_is_answered_as_the_document_says(bed, tmp
 
 
 @pytest.mark.asyncio
+async def test_what_schemathesis_sends_is_answered_as_openais_own_document_says(bed, tmp_path):
+    how = ("--phases=coverage,fuzzing", "--seed=7", "--max-examples=30")
+    complaints = await schemathesis(bed, tmp_path, *how, of=published)
+    assert not complaints, complaints
+    assert {record.status for record in bed.records} >= {200, 400, 404}
+
+
+@pytest.mark.asyncio
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("of", [document, published])
 @seeds(0, drawn=0, long=3)
-async def test_what_schemathesis_sends_anew_is_answered_so_too(bed, tmp_path, seed):
+async def test_what_schemathesis_sends_anew_is_answered_so_too(bed, tmp_path, of, seed):
     how = ("--phases=coverage,fuzzing", f"--seed={seed}", "--max-examples=1000")
-    complaints = await schemathesis(bed, tmp_path, *how)
+    complaints = await schemathesis(bed, tmp_path, *how, of=of)
     assert not complaints, complaints
 
 
