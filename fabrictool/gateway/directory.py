@@ -82,13 +82,16 @@ class RoutingTarget:
         by_priority: bool = False,
         slots: int = 0,
         declared_slots: int = 0,
+        session: str = "",
     ) -> None:
+        """`session`: the beginning of its agent's, as answers tell it; "": nobody's."""
         self.key = key
         self.model = model
         self.provider = provider
         self.connector: Connector = connector
         self.replica = replica
-        self.introduction = f"x-fabric-provider: {provider}\r\nx-fabric-replica: {replica}\r\n"
+        whose = f"{replica}@{session}" if session else replica
+        self.introduction = f"x-fabric-provider: {provider}\r\nx-fabric-replica: {whose}\r\n"
         """Headers of its answers that say whose they are."""
         self.context = context
         self.weight = weight
@@ -408,6 +411,7 @@ class Directory:
             by_priority=service.by_priority,
             slots=service.max_num_seqs,
             declared_slots=service.max_num_seqs,
+            session=service.session.hex()[:8],
         )
         target.weight = _weight_of(target, self.weights)
         return target

@@ -80,7 +80,7 @@ class Load:
             headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
             connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
             answer = connection.getresponse()
-            replica = answer.headers.get("x-fabric-replica", "")
+            replica = answer.headers.get("x-fabric-replica", "").partition("@")[0]
             first = answer.read(1)
             begun = bool(first) and answer.status == 200
             text = (first + answer.read()).decode()

@@ -64,7 +64,7 @@ class OpenLoop:
             try:
                 connection.request("POST", "/v1/completions", json.dumps(body), headers)
                 answer = connection.getresponse()
-                replica = answer.headers.get("x-fabric-replica", "")
+                replica = answer.headers.get("x-fabric-replica", "").partition("@")[0]
                 text = answer.read(1).decode()
                 first = time.monotonic() - due
                 text += answer.read().decode()

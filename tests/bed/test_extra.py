@@ -24,7 +24,7 @@ def ask(number):
         try:
             with urllib.request.urlopen(request, timeout=120) as answer:
                 answer.read()
-                line = [answer.status, answer.headers["x-fabric-replica"]]
+                line = [answer.status, answer.headers["x-fabric-replica"].partition("@")[0]]
         except OSError as error:
             line = [0, repr(error)]
         print(json.dumps(line), flush=True)

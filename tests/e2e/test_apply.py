@@ -43,14 +43,19 @@ def ask(bed, key=KEY, headers=None, **body):
         {"authorization": f"Bearer {key}", "content-type": "application/json"} | (headers or {}),
     )
     with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 - our own loopback URL
-        return json.load(answer) | {"provider": answer.headers["x-fabric-provider"]}
+        whose = {"provider": answer.headers["x-fabric-provider"], "replica": answer.headers["x-fabric-replica"]}
+        return json.load(answer) | whose
 
 
 def test_apply_serves_and_applying_twice_changes_nothing(fabric_bed):
     bed = fabric_bed
     bed.up()
     assert bed.running() == EVERYTHING
-    assert ask(bed)["usage"]["completion_tokens"] <= 2
+    answer = ask(bed)
+    assert answer["usage"]["completion_tokens"] <= 2
+    nodes = json.loads(bed.run("status", "--json").stdout)["gateway"]["nodes"]
+    serving = {(row["session"][:8], service["replica"]) for row in nodes for service in row["services"]}
+    assert answer["replica"] in {f"{replica}@{session}" for session, replica in serving}
     before = {key: unit.pid for key, unit in bed.units().items()}
     assert "nothing to do" in bed.run("apply", "--yes").stderr
     assert "No changes" in bed.run("plan", "--detailed-exitcode").stdout

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import signal
 import time
 from collections import Counter
@@ -94,7 +95,10 @@ class Churn:
                 text = await answer.text()
             kind = self.kind(answer.status, text, stream=stream)
             self.seen[kind] += 1
-            self.providers[answer.headers.get("x-fabric-replica", "").split("/")[0]] += kind in ("whole", "streamed")
+            self.providers[re.split("[/@]", answer.headers.get("x-fabric-replica", ""))[0]] += kind in (
+                "whole",
+                "streamed",
+            )
             if kind in ("error", "malformed"):
                 self.wrong.append((answer.status, text[-300:]))
             del self.open[turn]
