@@ -2,6 +2,9 @@
 
 The request head arrives as data, not as bytes to be parsed, so nothing that a client sends can smuggle a second
 request or reach another path: only what gateways offer passes, hop-by-hop headers do not.
+
+A connection to the engine carries one request, and its end is the answer's. To keep it would save 45 µs of the agent's
+CPU and 42 of uvicorn's (a Unix socket), and answers would have to be read for where they end, which is 0.2 µs a token.
 """
 
 from __future__ import annotations

@@ -142,14 +142,17 @@ class Patience:
             if habits.since >= LOOK and len(habits.lengths) >= LEARNED:
                 habits.look()
 
-    def kind(self, model: str) -> WaitLimits:
-        """What holds for its like."""
+    def reasons(self, model: str) -> bool | None:
+        """Whether it is one that reasons; None: nobody said it, and too few of its answers were seen."""
         rule, habits = self._declared.get(model), self._habits.get(model)
         if rule is not None and rule.reasoning is not None:
-            return REASONING if rule.reasoning else PLAIN
-        if habits is None or len(habits.lengths) < LEARNED:
-            return UNKNOWN
-        return REASONING if habits.reasons else PLAIN
+            return rule.reasoning
+        return None if habits is None or len(habits.lengths) < LEARNED else habits.reasons
+
+    def kind(self, model: str) -> WaitLimits:
+        """What holds for its like."""
+        reasons = self.reasons(model)
+        return UNKNOWN if reasons is None else REASONING if reasons else PLAIN
 
     def limit(self, model: str, form: str) -> float:
         """Of the wait for the first octet."""

@@ -88,7 +88,7 @@ class _Question(AnswerListener):
         self._upstream = send()
 
     def end(self, tokens: int | None) -> None:
-        """Once."""
+        """Have the books closed, by whatever comes first."""
         then, self._then = self._then, None
         if then is None:
             return

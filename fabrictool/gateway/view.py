@@ -54,6 +54,7 @@ def model_row(
         missing=[f"{name}/{number}" for number in away if number < stay],
         dormant=sum(number >= stay for number in away),
         held=waking.waiting(name),
+        reasons=metrics.patience.reasons(name),
     )
 
 

@@ -207,6 +207,8 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     """Planned replicas that it does not know either, and that may have ended because nobody asked for them."""
     held: int = 0
     """Requests that wait for one of these to be started."""
+    reasons: bool | None = None
+    """Whether it is given the time of models that reason, as declared or learned; null: that is not known yet."""
 
     @property
     def wanted(self) -> int:

@@ -62,6 +62,7 @@ def test_whether_a_model_reasons_may_be_declared(declared, kind):
     patience = Patience()
     patience.declare({"m": PatienceRule(reasoning=declared)})
     assert patience.kind("m") is kind
+    assert patience.reasons("m") is declared
     for _ in range(LENGTHS_KEPT):
         patience.learn("m", STREAM, 0.1, REASONS_FROM)
     assert patience.kind("m") is (PLAIN if declared is False else REASONING)
