@@ -68,7 +68,7 @@ class Ledger(Protocol):
 class Ticket:
     """Of an admitted request, to be settled with its record, once."""
 
-    __slots__ = ("allowances", "most", "octets", "purse")
+    __slots__ = ("allowances", "left", "most", "octets", "purse")
 
     def __init__(
         self,
@@ -82,6 +82,13 @@ class Ticket:
         self.most = most
         """Tokens that were set aside."""
         self.octets = octets
+        self.left = False
+
+    def leave(self) -> None:
+        """It is over; what it took is not known yet."""
+        self.left = True
+        for allowance in self.allowances:
+            allowance.leave()
 
     def settle(self, record: RequestRecord) -> None:
         self._end(self._used(record))
@@ -91,8 +98,10 @@ class Ticket:
         self._end(0)
 
     def _end(self, used: int) -> None:
+        if not self.left:
+            self.leave()
         for allowance in self.allowances:
-            allowance.end(used)
+            allowance.take(used)
         if self.purse is not None:
             self.purse.settle(self.most, used)
 

@@ -722,12 +722,15 @@ class Exchange(AnswerListener):
             if self._waiter is not None:
                 self._admission.leave(self)
             self._admission.pump(now)
+        self._metrics.in_flight -= 1
         teller = self._teller(target, status, end)
         if teller is None or not self._metrics.recounts.ask(teller, asked, partial(self._recounted, record)):
             self._book(record)
+        elif self._ticket is not None:
+            self._ticket.leave()
 
     def _book(self, record: RequestRecord) -> None:
-        self._metrics.ended(record)
+        self._metrics.count(record)
         if self._ticket is not None:
             self._ticket.settle(record)
         self._finished(record)

@@ -148,11 +148,6 @@ class GatewayMetrics:
         self.in_flight += 1
         self.retry_budget.begun += 1
 
-    def ended(self, record: RequestRecord) -> None:
-        """A request that was `begun` is over."""
-        self.in_flight -= 1
-        self.count(record)
-
     def count(self, record: RequestRecord) -> None:
         """Whatever became of a request, and one that was refused at once."""
         self._waiting.append(record)

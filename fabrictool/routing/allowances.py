@@ -96,9 +96,12 @@ class Allowance:
         self.begun += 1
         self._requests.level -= 1
 
-    def end(self, tokens: int) -> None:
-        """It is over, and took so many."""
+    def leave(self) -> None:
+        """It is over; what it took is told by `take`."""
         self._open -= 1
+
+    def take(self, tokens: int) -> None:
+        """One that is over took so many."""
         self.used += tokens
         self._tokens.level -= tokens
 

@@ -8,6 +8,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
+from fabrictool.domain.terms import KeyLimits
 from fabrictool.gateway import recounting
 from fabrictool.gateway.staticlist import StaticNode
 from tests.gateway.conftest import until
@@ -83,6 +84,31 @@ async def test_one_that_does_not_answer_is_not_waited_for(bed, engines, monkeypa
     await until(lambda: bed.records)
     assert bed.records[0].prompt_tokens > 0
     await asyncio.wait_for(engine.cancelled.wait(), 5)
+
+
+async def test_what_is_over_takes_no_place_while_its_books_are_open(bed, engines):
+    """A key with one request at a time asks again at once, and the tokens of the first are counted once."""
+    limits = KeyLimits(concurrency=1, tokens_per_minute=10_000)
+    bed.gateway.accounts.limit_models({"m": limits})
+    for engine in engines:
+        engine.script = [engine.hang(), engine.hang()]
+    engine = await given_up(bed, engines)
+    await until(lambda: len(engine.paths) == 2)
+    assert bed.gateway._metrics.in_flight == 0
+    assert not bed.records
+    for other in engines:
+        other.script.insert(0, says({"usage": {"prompt_tokens": 5, "completion_tokens": 2}}))
+    async with (
+        aiohttp.ClientSession(headers={"authorization": f"Bearer {bed.KEY}"}) as http,
+        http.post(f"{bed.url}/v1/chat/completions", json={"model": "m", "messages": []}) as answer,
+    ):
+        assert answer.status == 200
+    allowance = bed.gateway.accounts._models["m"]
+    assert (allowance.open, allowance.used) == (0, 7)
+    await bed.gateway.drain(0)
+    _, second = bed.records
+    assert second.end == "cancelled"
+    assert (allowance.open, allowance.used) == (0, 7 + second.prompt_tokens + second.completion_tokens)
 
 
 async def test_a_gateway_that_ends_writes_down_what_it_knows(bed, engines):

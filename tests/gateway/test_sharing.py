@@ -57,7 +57,8 @@ class Worker:
 
     def end(self, tokens=0):
         for allowance in self.open.pop().allowances:
-            allowance.end(tokens)
+            allowance.leave()
+            allowance.take(tokens)
 
 
 async def talk(*workers):

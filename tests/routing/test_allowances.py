@@ -20,7 +20,8 @@ def test_requests_a_minute():
 def test_tokens_a_minute_are_made_good_afterwards():
     allowance = Allowance(KeyLimits(tokens_per_minute=60), 0.0)
     allowance.begin()
-    allowance.end(120)
+    allowance.leave()
+    allowance.take(120)
     assert allowance.refusal(0.0) == ("tokens", 61.0)
     assert allowance.refusal(61.0) is None
 
@@ -29,7 +30,7 @@ def test_open_requests():
     allowance = Allowance(KeyLimits(concurrency=1), 0.0)
     allowance.begin()
     assert allowance.refusal(9.0) == ("concurrency", 1.0)
-    allowance.end(0)
+    allowance.leave()
     assert allowance.refusal(9.0) is None
 
 
