@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.evidence import Evidence
     from fabrictool.planner.problem import PlacementProblem, Solution
 
-HEADINGS = {"served": "unserved", "slo": "misses SLO", "latency": "in system", "energy": "power"}
+HEADINGS = {"served": "unserved", "slo": "misses SLO", "latency": "open requests", "energy": "power"}
 
 
 def show_front(

@@ -168,7 +168,7 @@ HEADINGS = {
     "slo": "misses SLO",
     "excess": "over SLO",
     "quality": "behind first",
-    "latency": "in system",
+    "latency": "open requests",
     "preference": "unwished",
 }
 """Where a stage's name does not say what its value is."""

@@ -45,7 +45,7 @@ def answer(capsys, fabric, *arguments):
 def test_the_table_has_a_line_an_expression(fabric, capsys):
     assert ask(fabric, "--executor", "here") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["what", "if", "unserved", "cost", "in", "system", "replicas"]
+    assert lines[0].split() == ["what", "if", "unserved", "cost", "open", "requests", "replicas"]
     assert lines[1].startswith("as it is")
     assert [line.split("  ")[0] for line in lines[2 : 2 + len(EVERYTHING)]] == EVERYTHING
     assert re.search(r"CHF/h \(−[0-9.]+\)", next(line for line in lines if line.startswith("price.")))
