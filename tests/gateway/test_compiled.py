@@ -15,7 +15,8 @@ TESTS = (
     "test_failover.py", "test_handover.py", "test_hostile_engines.py", "test_http_corpus.py", "test_known_heads.py",
     "test_metrics.py",
     "test_moving.py", "test_pairs.py", "test_patience.py", "test_ranking.py", "test_raw_http.py", "test_requests.py",
-    "test_rooms.py", "test_run.py", "test_slow_readers.py", "test_spool.py", "test_usage.py", "conformance",
+    "test_recounting.py", "test_rooms.py", "test_run.py", "test_slow_readers.py", "test_spool.py",
+    "test_usage.py", "conformance",
 )  # fmt: skip
 NEEDED = ("docs", "examples", "tests", "pyproject.toml")
 TELL = "import fabrictool.gateway.exchange as e, fabrictool.gateway.http as h; print(e.__file__, h.__file__)"

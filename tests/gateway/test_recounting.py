@@ -14,7 +14,7 @@ from fabrictool.gateway.staticlist import StaticNode
 from tests.gateway.conftest import until
 from tests.gateway.scripted import ScriptedEngine, chunk, dies, event, says
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.interpreted]
+pytestmark = pytest.mark.asyncio
 BEGUN = event(chunk({"content": "Hé"}))
 ESTIMATE = 50
 """Of a request of some 150 octets, about."""
