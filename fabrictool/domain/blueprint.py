@@ -324,8 +324,9 @@ class PlacementConstraints(Document):
     """Devices, providers, sites or clusters to choose first."""
     avoid: tuple[Name, ...] = ()
     """Devices, providers, sites or clusters to choose last."""
-    spread: Literal["none", "site"] = "none"
-    """``site``: no site holds more than its even part."""
+    spread: Literal["none", "site", "node"] = "none"
+    """``site``: no site holds more than its even part. ``node``: as many nodes as `replicas.min` says
+    hold a replica, so that the loss of any one takes no more than one of these."""
     pin: tuple[Pin, ...] = ()
     """Fixed placements."""
 

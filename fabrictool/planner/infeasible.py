@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import InfeasibleError, Place
 from fabrictool.base.errors import Problem as Complaint
+from fabrictool.planner.node_spread import is_spread
 
 if TYPE_CHECKING:
     from fabrictool.planner.problem import Option, PlacementProblem
@@ -55,7 +56,9 @@ def explain_infeasible(problem: PlacementProblem) -> InfeasibleError:
         models = ", ".join(need.model for need in problem.needs)
         limits = ", ".join(dict.fromkeys(limit.name for limit in problem.limits))
         within = f" within the limits ({limits})" if limits else ""
-        message = f"the minimum replicas of {models} do not fit together{within}"
+        beside = ", ".join(need.model for need in problem.needs if is_spread(need))
+        apart = f", those of {beside} each on a node of its own," if beside else ""
+        message = f"the minimum replicas of {models} do not fit together{apart}{within}"
         hint = "lower replicas.min of one of them, or add devices to a partition"
         complaints.append(Complaint("FT2001", message, Place(), f"{hint}{', or raise a limit' if limits else ''}"))
     return InfeasibleError(complaints)
