@@ -325,8 +325,8 @@ class PlacementConstraints(Document):
     avoid: tuple[Name, ...] = ()
     """Devices, providers, sites or clusters to choose last."""
     spread: Literal["none", "site", "node"] = "none"
-    """``site``: no site holds more than its even part. ``node``: as many nodes as `replicas.min` says
-    hold a replica, so that the loss of any one takes no more than one of these."""
+    """``site``: no site holds more than its even part. ``node``: at least `replicas.min` nodes hold
+    a replica, so that all of these but one are left without any one of them."""
     pin: tuple[Pin, ...] = ()
     """Fixed placements."""
 
