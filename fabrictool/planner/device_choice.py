@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -67,8 +68,10 @@ class DeviceChoice:
                 break
             del staying[spare]
             chosen = self._better(chosen, self._chosen(staying))
+        if not self.held and (chosen is None or self._wishing(chosen)):  # nothing runs that would have to move
+            chosen = self._better(chosen, self._packed({**self.wanted.wished, **self.wanted.needed}))
         if chosen is None or self._lacking(chosen):
-            chosen = self._better(chosen, self._packed())
+            chosen = self._better(chosen, self._packed(self.wanted.needed))
         return chosen or {}
 
     def _better(
@@ -76,7 +79,16 @@ class DeviceChoice:
     ) -> dict[str, tuple[int, ...]] | None:
         if known is None or other is None:
             return other if known is None else known
-        return other if sum(self._lacking(other).values()) < sum(self._lacking(known).values()) else known
+        lacks = [(sum(self._lacking(its).values()), self._wishing(its)) for its in (known, other)]
+        return other if lacks[1] < lacks[0] else known
+
+    def _wishing(self, chosen: Mapping[str, tuple[int, ...]]) -> int:
+        """Models that have fewer nodes than is wished for, and could have more."""
+        number = Counter(spec.model for spec in self.specs)
+        return sum(
+            len(self.used(model, chosen)) < min(self.wanted.wished.get(model, 1), its, len(self.nodes))
+            for model, its in number.items()
+        )
 
     def _beside_others(
         self, staying: Mapping[str, tuple[int, ...]], chosen: Mapping[str, tuple[int, ...]]
@@ -115,11 +127,18 @@ class DeviceChoice:
         self, kept: Mapping[str, tuple[int, ...]], wanted: WantedNodes
     ) -> dict[str, tuple[int, ...]] | None:
         """Each stage into the fullest node that has room, first of those without one of its model where more nodes are
-        wanted for it; None when something does not fit.
+        wanted for it; None when something does not fit. Of the same size those come first that want nodes: others take
+        what is left.
         """
         chosen = dict(kept)
         taken = {index for indices in kept.values() for index in indices}
+        number = Counter[str]()
+        order = []
         for spec in sorted(self.specs, key=lambda spec: (-spec.tp * spec.dp, spec.replica)):
+            number[spec.model] += 1
+            wants = 1 < wanted.of(spec.model) >= number[spec.model]
+            order.append((-spec.tp * spec.dp, not wants, spec.replica, spec))
+        for *_, spec in sorted(order, key=lambda its: its[:3]):
             if spec.replica in chosen:
                 continue
             now = self.running.get(spec.replica)
@@ -142,9 +161,9 @@ class DeviceChoice:
             taken |= set(indices)
         return chosen
 
-    def _packed(self) -> dict[str, tuple[int, ...]] | None:
-        """As if nothing ran, with as many nodes as the rules want; None where no way was seen."""
-        left = dict(self.wanted.needed)
+    def _packed(self, wanted: Mapping[str, int]) -> dict[str, tuple[int, ...]] | None:
+        """As if nothing ran, each model on so many nodes; None where no way was seen."""
+        left = dict(wanted)
         blocks: list[Block] = []
         whose: list[AgentSpec] = []
         for spec in sorted(self.specs, key=lambda spec: (-spec.tp * spec.dp, spec.replica)):

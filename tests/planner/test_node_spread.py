@@ -5,11 +5,14 @@ import random
 from collections import Counter
 from dataclasses import replace
 
-from fabrictool.base.errors import InfeasibleError
+import pytest
+
+from fabrictool.base.errors import FabrictoolError, InfeasibleError
 from fabrictool.planner.chosen import SearchOptions, _searched
 from fabrictool.planner.node_spread import crowded
 from fabrictool.planner.packing import Block, packed
 from fabrictool.planner.problem import ModelNeed
+from fabrictool.planner.solvers.registry import SOLVERS
 from tests.planner.test_exact import option, pool, problem
 from tests.seeds import seeds
 
@@ -76,9 +79,9 @@ def brute_force(instance):
     return min((sum(number) for number in every if keeps(instance, number)), default=None)
 
 
-def searched(instance):
+def searched(instance, name="exact"):
     try:
-        return _searched(instance, SearchOptions(work_s=30), None)[1]
+        return _searched(instance, SearchOptions(work_s=30, solver=SOLVERS[name]()), None)[1]
     except InfeasibleError:
         return None
 
@@ -92,6 +95,21 @@ def test_it_is_kept_wherever_it_can_be(seed):
         number = [solution.counts.get(i, 0) for i in range(len(instance.options))]
         assert keeps(instance, number)
         assert sum(number) == least
+
+
+@pytest.mark.parametrize("name", ["cp", "tabu"])
+@seeds(10, drawn=5, long=200)
+def test_other_solvers_keep_it_too(name, seed):
+    instance = drawn(random.Random(seed))
+    try:
+        solution = searched(instance, name)
+    except FabrictoolError:  # a heuristic that has none proves nothing
+        assert name != "cp"
+        return
+    if name == "cp":
+        assert (solution is None) == (brute_force(instance) is None)
+    if solution is not None:
+        assert keeps(instance, [solution.counts.get(i, 0) for i in range(len(instance.options))])
 
 
 def test_both_answers_occur_and_the_statement_matters():
