@@ -324,8 +324,9 @@ class PlacementConstraints(Document):
     """Devices, providers, sites or clusters to choose first."""
     avoid: tuple[Name, ...] = ()
     """Devices, providers, sites or clusters to choose last."""
-    spread: Literal["none", "site"] = "none"
-    """``site``: no site holds more than its even part."""
+    spread: Literal["none", "site", "node"] = "none"
+    """``site``: no site holds more than its even part. ``node``: at least `replicas.min` nodes hold
+    a replica, so that all of these but one are left without any one of them."""
     pin: tuple[Pin, ...] = ()
     """Fixed placements."""
 

@@ -15,7 +15,7 @@ from fabrictool.base.units import as_float
 from fabrictool.catalog import accelerators, engines
 from fabrictool.planner.columns import Columns
 from fabrictool.planner.limits import beside, limits_of
-from fabrictool.planner.lost_together import may_share_a_node
+from fabrictool.planner.lost_together import keeps_apart, may_share_a_node
 from fabrictool.planner.other_end import OtherEnd
 from fabrictool.planner.problem import GroupDemand, ModelNeed, Option, PlacementProblem, Pool, unit_key
 from fabrictool.planner.variants import VariantColumns
@@ -237,6 +237,7 @@ def _need(
         priority=float(wanted.slo.priority if wanted.slo is not None else 1),
         spread_sites=wanted.place.spread == "site",
         sites=len({option.pool.site for option in options}),
+        spread_nodes=wanted.place.spread == "node",
         pins={place: count for place, count in pins.items() if place[0] not in unknown},
     )
 
@@ -293,4 +294,5 @@ def _pool(inventory: Inventory, cluster: str, name: str, partition: Partition) -
         stable=partition.tier == "owned",
         joined=inventory.clusters[cluster].joined,
         shares_nodes=may_share_a_node(inventory.clusters[cluster], partition),
+        keeps_apart=keeps_apart(inventory.clusters[cluster], partition),
     )

@@ -13,7 +13,9 @@ from fabrictool.planner.assign import assign
 from fabrictool.planner.fairness import FAIRNESS
 from fabrictool.planner.forecast import forecast
 from fabrictool.planner.hysteresis import steadied
+from fabrictool.planner.infeasible import explain_infeasible
 from fabrictool.planner.judged import ROUNDS, lessons, shortfall, taught, with_reasons
+from fabrictool.planner.node_spread import crowded
 from fabrictool.planner.problem import replica_key
 from fabrictool.planner.solvers.appraisal import settled
 from fabrictool.planner.solvers.exact import ExactSolver
@@ -146,15 +148,15 @@ def _found(
     former: Chosen | None = None,
 ) -> Chosen:
     warm = None if former is None or former.solution.added else former.solution
-    search = options.solver.solve(problem, deadline_s=options.work_s, seed=options.seed, warm=warm)
-    solution, stopped = _last(search, options.progress)
+    problem, solution, stopped = _searched(problem, options, warm)
     # The event loop's compiler takes a third of a second to load: whoever calls may have it loaded during the search.
     from fabrictool.planner.loss_replay import played_losses  # noqa: PLC0415 - see above
     from fabrictool.planner.replay import replay  # noqa: PLC0415 - see above
 
-    problem = solution.whole(problem)
     growth = float(situation.blueprint.hysteresis) if options.steady else 0.0
     larger, standing_by = steadied(problem, solution, growth, options.seed) if growth else (solution, {})
+    if crowded(problem, larger.counts):
+        larger, standing_by = solution, {}
     needed = settled(problem, solution, options.seed) if standing_by else None
     solution = settled(problem, larger, options.seed)
     placement = weighted(problem, solution, _placed(situation, problem, solution), situation.weights)
@@ -171,6 +173,28 @@ def _found(
     return Chosen(
         situation, problem, tables, solution, placement, played, after, stopped, standing_by=standing_by, needed=needed
     )
+
+
+def _searched(
+    problem: PlacementProblem, options: SearchOptions, warm: Solution | None
+) -> tuple[PlacementProblem, Solution, bool]:
+    """The problem with the columns of its solution, the solution, and whether Ctrl-C stopped the search.
+
+    Where replicas that are to be on different nodes have no room so, it is searched again with more careful rows.
+    """
+    work, ended = 0.0, False
+    while True:
+        within = max(0.01, round(options.work_s - work, 2))
+        search = options.solver.solve(problem, deadline_s=within, seed=options.seed, warm=warm)
+        solution, stopped = _last(search, options.progress)
+        whole = solution.whole(problem)
+        work, ended = round(work + solution.work, 2), ended or solution.ended
+        tight = crowded(whole, solution.counts)
+        if not tight:
+            return whole, replace(solution, work=work, ended=ended), stopped
+        if tight <= problem.crowded:
+            raise explain_infeasible(problem)
+        problem = replace(problem, crowded=problem.crowded | tight)
 
 
 def _stays(model: str, placement: Placement, rates: Mapping[OptionKey, float], former: Chosen) -> bool:

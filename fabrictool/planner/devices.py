@@ -1,18 +1,22 @@
-"""Which devices of its node a replica gets, so that two replicas never share one without being told.
+"""Which devices of which node a replica gets, so that two replicas never share one without being told.
 
 Devices are numbered as their driver numbers them, from 0 on; a second partition of the same cluster goes on where the
-first one ends, in the inventory's order. A running replica keeps its devices as long as nothing else of it changes.
+first one ends, in the inventory's order. A running replica keeps its devices as long as nothing else of it changes, and
+no rule wants it on a node without others of its model.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from fabrictool.catalog import accelerators
 from fabrictool.domain.specs import lasting
+from fabrictool.planner.device_choice import NO_NODES, DeviceChoice, WantedNodes
+from fabrictool.planner.lost_together import keeps_apart, may_share_a_node
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping
@@ -30,12 +34,14 @@ def visibility_variable(device: str) -> str:
     return "" if accelerator.kind == "cpu" else _VARIABLES.get(accelerator.title.partition(" ")[0], "")
 
 
+# Wide: what is wanted, where it may be, and what is there.
 def with_devices(
     wanted: Iterable[AgentSpec],
     inventory: Inventory,
     running: Mapping[str, AgentSpec],
     living: Iterable[AgentSpec],
     renewed: Container[str] = (),
+    nodes_wanted: WantedNodes = NO_NODES,
 ) -> list[AgentSpec]:
     """`wanted` with their devices.
 
@@ -50,17 +56,39 @@ def with_devices(
     for spec in living:
         held[spec.cluster, spec.partition] |= set(spec.device_indices)
     placed = []
+    sure = {place: _nodes_at_most(inventory, place, specs) for place, specs in groups.items()}
     for (cluster, partition), specs in groups.items():
         nodes = _nodes(inventory, cluster, partition)
         if not nodes:
             placed += specs
             continue
-        kept = _kept(specs, running, renewed, nodes)
-        chosen = _choose(specs, kept, running, held[cluster, partition], nodes)
-        if chosen is None:  # what stays is scattered so that something does not fit beside it
-            chosen = _choose(specs, {}, running, held[cluster, partition], nodes) or {}
+        elsewhere = sum((number for place, number in sure.items() if place != (cluster, partition)), Counter[str]())
+        counts = inventory.clusters[cluster].partitions[partition].tier == "owned"
+        here = nodes_wanted.beside(elsewhere) if counts else replace(nodes_wanted, needed={})
+        choice = DeviceChoice(specs, running, held[cluster, partition], nodes, here)
+        chosen = choice.devices(_kept(specs, running, renewed, nodes))
+        sure[cluster, partition] = Counter(
+            {spec.model: len(choice.used(spec.model, chosen)) for spec in specs if counts}
+        )
         placed += [msgspec.structs.replace(spec, device_indices=chosen.get(spec.replica, ())) for spec in specs]
     return placed
+
+
+def _nodes_at_most(inventory: Inventory, place: tuple[str, str], specs: Iterable[AgentSpec]) -> Counter[str]:
+    """By model: nodes of a partition on which its replicas are for certain, if those that we choose are chosen so.
+
+    Of what counts towards a minimum alone.
+    """
+    described = inventory.clusters[place[0]]
+    partition = described.partitions[place[1]]
+    apart, number = keeps_apart(described, partition), Counter[str]()
+    for spec in specs if partition.tier == "owned" else ():
+        if spec.phase == "prefill":
+            continue
+        alone = 2 * partition.held(spec.devices // spec.on_nodes) > partition.devices_per_node
+        single = apart or described.joined or (alone and not may_share_a_node(described, partition))
+        number[spec.model] = number[spec.model] + spec.on_nodes if single else max(1, number[spec.model])
+    return Counter({model: min(partition.nodes, its) for model, its in number.items()})
 
 
 def _nodes(inventory: Inventory, cluster: str, partition: str) -> list[list[int]]:
@@ -104,51 +132,3 @@ def _kept(
             kept[spec.replica] = now.device_indices
             taken |= mine
     return kept
-
-
-def _choose(
-    specs: list[AgentSpec],
-    kept: Mapping[str, tuple[int, ...]],
-    running: Mapping[str, AgentSpec],
-    held: set[int],
-    nodes: list[list[int]],
-) -> dict[str, tuple[int, ...]] | None:
-    """Largest first, each stage into the fullest node that has room; None when something does not fit."""
-    chosen = dict(kept)
-    taken = {index for indices in kept.values() for index in indices}
-    for spec in sorted(specs, key=lambda spec: (-spec.tp * spec.dp, spec.replica)):
-        if spec.replica in chosen:
-            continue
-        now = running.get(spec.replica)
-        here = now is not None and (now.cluster, now.partition) == (spec.cluster, spec.partition)
-        own = set(now.device_indices) if now is not None and here else set()
-        for blocked in (taken | held, taken | (held - own), taken):
-            indices = _blocks(spec.pp, spec.tp * spec.dp, nodes, blocked)
-            if indices:
-                break
-        else:
-            return None
-        chosen[spec.replica] = indices
-        taken |= set(indices)
-    return chosen
-
-
-def _blocks(stages: int, size: int, nodes: list[list[int]], blocked: set[int]) -> tuple[int, ...]:
-    """Devices for all stages, or none."""
-    indices: tuple[int, ...] = ()
-    for _ in range(stages):
-        block = _block(size, nodes, blocked | set(indices))
-        if not block:
-            return ()
-        indices += block
-    return indices
-
-
-def _block(size: int, nodes: list[list[int]], blocked: set[int]) -> tuple[int, ...]:
-    """The lowest aligned run of free devices, else the lowest free ones, in the fullest node that has enough."""
-    free = sorted((len(node), node) for node in ([i for i in node if i not in blocked] for node in nodes))
-    for room, node in free:
-        if room >= size:
-            starts = [i for i in node if i % size == 0 and all(i + step in node for step in range(size))]
-            return tuple(range(starts[0], starts[0] + size)) if starts else tuple(node[:size])
-    return ()

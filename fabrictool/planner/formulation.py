@@ -18,7 +18,8 @@ idle, :math:`k_o = \sum_l x_{ol} \in \mathbb{N}` replicas, :math:`u_m \ge 0` req
 * survival    for each loss l (`planner.survival`), what is left and :math:`v_{ml} \ge 0` take the demand; of a node, a
   column in :math:`\{0, 1\}` says whether less is lost with what it can hold or with all that its pool has
 * limits      on devices, cost and power of parts of the fabric (`planner.limits`)
-* pins, and with *spread* at most :math:`\lceil \sum k_o / S \rceil` replicas a site
+* pins, and with *spread* at most :math:`\lceil \sum k_o / S \rceil` replicas a site; or as many nodes
+  with a replica as the minimum says (`planner.node_spread`)
 * counts of clusters that do not answer are fixed
 
 In the relaxation nothing is whole and :math:`k` is not a column: the rows stand on :math:`x` alone, which makes them
@@ -38,6 +39,7 @@ from fabrictool.planner.consumers import flow_rows, providers_of
 from fabrictool.planner.fairness import FAIRNESS, fair_rows, joined
 from fabrictool.planner.limits import limit_rows
 from fabrictool.planner.moving import move_prices
+from fabrictool.planner.node_spread import SpreadRows
 from fabrictool.planner.program import Program, ProgramSolution, Terms
 from fabrictool.planner.survival import SIDES
 from fabrictool.planner.survival_rows import SurvivalRows
@@ -120,6 +122,7 @@ class Formulation:
             self._phase_rows(need.model, by_model[need.model])
             self._group_rows(need, by_model[need.model])
             self._lost += survival.of(need, by_model[need.model])
+        SpreadRows(self.program, problem, self._column, self.count).add(by_model, blocks)
         self._link_rows()
         for pool in problem.pools:
             self._device_rows(pool, blocks[pool.key])

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import InfeasibleError, Place
 from fabrictool.base.errors import Problem as Complaint
+from fabrictool.planner.node_spread import counts_for_it, is_alone, is_spread
 
 if TYPE_CHECKING:
     from fabrictool.planner.problem import Option, PlacementProblem
@@ -41,6 +42,13 @@ def explain_infeasible(problem: PlacementProblem) -> InfeasibleError:
             hint = f"lower replicas.min to {most}, or add devices, or widen trust and place"
             message = f"{need.model}: at least {need.minimum} replicas are wanted, {most} fit"
             complaints.append(Complaint("FT2003", message, place, hint))
+        nodes = _nodes(options) if is_spread(need) else need.minimum
+        if nodes < need.minimum <= most:
+            message = (
+                f"{need.model}: {need.minimum} nodes are to hold a replica (`spread: node`), {nodes} can for certain"
+            )
+            hint = f"lower replicas.min to {nodes}, or `spread: none`{_apart(options)}"
+            complaints.append(Complaint("FT2003", message, place, hint))
         for (cluster, partition), wanted in sorted(need.pins.items()):
             there = [o for o in _largest_per_pool(options) if o.pool.within(cluster, partition)]
             room = sum(_room(option) for option in there)
@@ -55,7 +63,9 @@ def explain_infeasible(problem: PlacementProblem) -> InfeasibleError:
         models = ", ".join(need.model for need in problem.needs)
         limits = ", ".join(dict.fromkeys(limit.name for limit in problem.limits))
         within = f" within the limits ({limits})" if limits else ""
-        message = f"the minimum replicas of {models} do not fit together{within}"
+        beside = ", ".join(need.model for need in problem.needs if is_spread(need))
+        apart = f" with those of {beside} on different nodes" if beside else ""
+        message = f"the minimum replicas of {models} do not fit together{apart}{within}"
         hint = "lower replicas.min of one of them, or add devices to a partition"
         complaints.append(Complaint("FT2001", message, Place(), f"{hint}{', or raise a limit' if limits else ''}"))
     return InfeasibleError(complaints)
@@ -68,6 +78,20 @@ def _largest_per_pool(options: list[Option]) -> list[Option]:
         if option.pool.key not in best or option.stage_devices < best[option.pool.key].stage_devices:
             best[option.pool.key] = option
     return list(best.values())
+
+
+def _nodes(options: list[Option]) -> int:
+    """On how many nodes replicas of a model can be for certain, beside nobody else."""
+    able = [option for option in options if counts_for_it(option)]
+    pools = {pool.key: pool for option in able for pool in option.pools}
+    apart = {key for option in able for key, size in option.blocks if is_alone(pools[key], size)}
+    apart |= {key for key, pool in pools.items() if pool.keeps_apart}
+    return sum(pool.nodes if key in apart else 1 for key, pool in pools.items())
+
+
+def _apart(options: list[Option]) -> str:
+    """What would let a scheduler's partition have more of them."""
+    return ", or `whole_nodes: true` of a partition" if any(not option.pool.keeps_apart for option in options) else ""
 
 
 def _room(option: Option) -> int:

@@ -24,6 +24,15 @@ def may_share_a_node(cluster: ClusterSpec, partition: Partition) -> bool:
     return not (counted or (partition.whole_nodes and (cluster.queues or cluster.joined)))
 
 
+def keeps_apart(cluster: ClusterSpec, partition: Partition) -> bool:
+    """Whether whoever picks the nodes of a partition knows where others of a model are, and keeps it from them.
+
+    The planner does, where it gives devices away. Batch schedulers put jobs wherever there is room, as close together
+    as they can.
+    """
+    return cluster.bare and not may_share_a_node(cluster, partition)
+
+
 def unkept_losses(
     blueprint: Blueprint, inventory: Inventory, placement: Placement, forecast: Forecast
 ) -> Iterator[str]:

@@ -36,6 +36,7 @@ from fabrictool.planner.judged import learned_sentences
 from fabrictool.planner.loads import start_times
 from fabrictool.planner.lost_together import unkept_losses
 from fabrictool.planner.moving import changed
+from fabrictool.planner.one_node import one_node_sentences
 from fabrictool.planner.readset import ABSENT, read_set
 from fabrictool.planner.situation import placed_option, situation_of
 from fabrictool.planner.stages import proved
@@ -150,6 +151,7 @@ def plan(
             *(f"{warning.code} {warning.message}" for warning in warnings),
             *unserved_groups(blueprint, inventory, placement, node_loss=options.node_loss),
             *unkept_losses(blueprint, inventory, placement, forecast),
+            *one_node_sentences(blueprint, situation.inventory, (unit.spec for unit in wanted.values())),
             *_without_hours(blueprint),
             *busiest_hours(blueprint, problem, solution),
             *_open_networks(wanted.values()),

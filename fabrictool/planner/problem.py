@@ -55,6 +55,8 @@ class Pool:
     """Whether its nodes come by themselves: the inventory cannot add any."""
     shares_nodes: bool = False
     """Whether any number of replicas may stand on one node, whatever devices it has."""
+    keeps_apart: bool = True
+    """Whether replicas of a model that have room on one node can be kept on different ones."""
 
     @property
     def key(self) -> PoolKey:
@@ -335,6 +337,8 @@ class ModelNeed:
     spread_sites: bool = False
     sites: int = 0
     """Over how many sites it can be spread; 0: those of its options."""
+    spread_nodes: bool = False
+    """Whether that many nodes hold a replica as there are to be at least (`planner.node_spread`)."""
     pins: dict[tuple[str, str], int] = field(default_factory=dict)
     """(cluster, partition or "") → exactly that many replicas there."""
     survive: LossKind | None = None
@@ -389,6 +393,12 @@ class PlacementProblem:
     """Pools that will be away at the same time, each once: minima have to hold without them."""
     limits: tuple[ResourceLimit, ...] = ()
     """What all replicas together may use."""
+    crowded: frozenset[PoolKey] = frozenset()
+    """Pools whose nodes had no room for replicas that are spread over them, so that rows there are more careful
+    (`planner.node_spread`)."""
+    apart: Mapping[tuple[PoolKey, int], int] = field(default_factory=dict)
+    """(pool, size) → blocks of so many devices that are not to be had because smaller ones are on nodes of their own:
+    of a part of a larger problem."""
 
     @property
     def runs(self) -> bool:

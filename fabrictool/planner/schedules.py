@@ -318,7 +318,7 @@ class Judge:
         known, problem = self.options[at], self.steps[at].problem
         among = [known[key][0] for key in sorted(ready)]
         part, indices = part_of(problem, {}, among, [need.model])
-        free = replace(need, minimum=0, pins={}, spread_sites=False, survive=None)
+        free = replace(need, minimum=0, pins={}, spread_sites=False, spread_nodes=False, survive=None)
         part = replace(part, needs=(free,), fixed={}, limits=(), objective=("slo",), max_moves=None)
         counts = {i: ready[problem.options[index].key] for i, index in enumerate(indices)}
         loads = Formulation(part, range(len(part.options)), whole=False, given=counts)

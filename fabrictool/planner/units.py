@@ -21,6 +21,7 @@ from fabrictool.domain.specs import (
     MemoryShare,
     as_assigned,
 )
+from fabrictool.planner.device_choice import WantedNodes
 from fabrictool.planner.devices import visibility_variable, with_devices
 from fabrictool.planner.diff import WantedUnit
 from fabrictool.planner.egress import egress_of
@@ -59,7 +60,8 @@ def wanted_units(
     youngest = evidence.observed.running()
     renewed = {Address.parse(name).name for name, (_, unit) in youngest.items() if unit.operation in expiring}
     living = [spec for spec in running if isinstance(spec, AgentSpec)]
-    specs = with_devices(agents, inventory, evidence.running_agents(), living, renewed)
+    nodes = WantedNodes.by(blueprint.models)
+    specs = with_devices(agents, inventory, evidence.running_agents(), living, renewed, nodes)
     units = [_wanted(spec, placed[spec.replica]) for spec in specs]
     for replica in extra_replicas(blueprint, inventory, placement, evidence):
         spec = with_loader(_agent(blueprint, inventory, replica), evidence.state)

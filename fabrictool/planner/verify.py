@@ -65,6 +65,10 @@ def violations(
         roomy = {site for its in ways for site in _roomy_sites(its, blueprint.architecture(wanted), inventory)}
         counted = _counts(wanted, inventory, by_model[name], unseen, now, roomy)
         broken += [f"{name}: {complaint}" for complaint in counted]
+        if wanted.place.spread == "node" and not any(r.cluster in unseen for r in by_model[name]):
+            nodes = _most_nodes(inventory, by_model[name])
+            if nodes < wanted.replicas.min:
+                broken.append(f"{name}: {wanted.replicas.min} nodes are to hold a replica, {nodes} can")
     return broken
 
 
@@ -258,6 +262,24 @@ def _counts(
         for site, count in sites.items():
             if count > even:
                 yield f"{count} of {len(mine)} replicas at {site}, spread over {over} sites"
+
+
+def _most_nodes(inventory: Inventory, replicas: Iterable[ReplicaPlacement]) -> int:
+    """On how many nodes they are for certain, if those that we choose are chosen so."""
+    blocks: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for replica in (r for r in replicas if r.phase != "prefill" and _owned(inventory, r)):
+        for cluster, name, held in replica.blocks(inventory):
+            blocks[cluster, name].append(held)
+    number = 0
+    for (cluster, name), sizes in blocks.items():
+        described = inventory.clusters[cluster]
+        partition = described.partitions[name]
+        by_us = described.bare and accelerators()[partition.device].kind != "cpu"
+        alone = [size for size in sizes if 2 * size > partition.devices_per_node]
+        if accelerators()[partition.device].kind == "cpu" and not partition.whole_nodes:
+            alone = []
+        number += min(partition.nodes, len(sizes) if by_us else max(1, len(alone)))
+    return number
 
 
 def _roomy_sites(wanted: Model, architecture: ModelArchitecture | None, inventory: Inventory) -> set[str]:

@@ -93,7 +93,7 @@ def documents(rng):
             "replicas": {"min": least, "max": rng.randint(max(1, least), 6)},
             "tier": rng.choice(("owned", "scavenger")),
             "slo": {"e2e_p95": "30 s", "priority": rng.randint(1, 3)},
-            "place": {"spread": rng.choice(("none", "site"))},
+            "place": {"spread": rng.choice(("none", "site", "node"))},
         }
         if rng.random() < 0.5:
             wanted["trust"] = (rng.choice(PROVIDERS),)

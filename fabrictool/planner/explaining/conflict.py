@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.planner.formulation import Formulation
+from fabrictool.planner.node_spread import is_spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +29,8 @@ class Constraint:
     """One thing that is demanded."""
 
     kind: str
-    """``trust``, ``tier``, ``min``, ``pin``, ``max``, ``spread``, ``unseen``, ``outage``, ``limit`` or ``devices``."""
+    """``trust``, ``tier``, ``min``, ``pin``, ``max``, ``spread`` (over sites), ``nodes`` (so many have one),
+    ``unseen``, ``outage``, ``limit`` or ``devices``."""
     subject: str
     """The model, ``CLUSTER/PARTITION``, or a limit's place."""
     where: tuple[str, str] = ("", "")
@@ -50,6 +52,7 @@ class Constraint:
             "max": f"models.{self.subject}.replicas.max",
             "pin": f"models.{self.subject}.place.pin",
             "spread": f"models.{self.subject}.place.spread",
+            "nodes": f"models.{self.subject}.place.spread",
             "unseen": f"models.{self.subject}",
             "outage": f"{self.subject}.maintenance",
         }.get(self.kind, self.subject)
@@ -86,6 +89,8 @@ class Constraints:
                 yield Constraint("max", name, words=f"at most {_replicas(need.maximum, name)}")
                 if need.spread_sites:
                     yield Constraint("spread", name, words=f"{name} spread over sites")
+                if is_spread(need):
+                    yield Constraint("nodes", name, words=f"{name} on {need.minimum} different nodes")
         for away in self.problem.outages if any(need.minimum for need in self.problem.needs) else ():
             there = _together(away)
             yield Constraint("outage", there, words=f"minima also while {there} is under maintenance")
@@ -134,6 +139,7 @@ class Constraints:
             maximum=need.maximum if ("max", name) in of else need.maximum + self.enough,
             pins={where: count for where, count in need.pins.items() if (name, where) in pinned},
             spread_sites=need.spread_sites and ("spread", name) in of,
+            spread_nodes=need.spread_nodes and ("nodes", name) in of,
         )
 
 

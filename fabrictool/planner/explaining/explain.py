@@ -11,6 +11,7 @@ from fabrictool.planner.explaining.prices import device_prices
 from fabrictool.planner.explaining.resolving import in_parts
 from fabrictool.planner.explaining.rules import rule_sentences
 from fabrictool.planner.explaining.sizing import count_words, shape_sentences, shortfall_sentence
+from fabrictool.planner.node_spread import is_spread
 from fabrictool.planner.stages import TOLERANCE, where
 from fabrictool.planner.survival import worst_loss
 
@@ -50,6 +51,8 @@ def reason_of(problem: PlacementProblem, solution: Solution, need: ModelNeed) ->
         binding += "; more is demanded than they can serve"
     if need.spread_sites:
         binding += "; spread over sites"
+    if is_spread(need):
+        binding += f"; on {need.minimum} different nodes at least"
     if need.survive is not None and worst_loss(problem, need, solution.counts)[0] is None:
         binding += f"; any {need.survive} may be lost, and the rest serves all of it"
     return f"{need.model}: {'; '.join(parts) or 'no replica'}; {enough}{binding}"

@@ -27,6 +27,7 @@ LOOSER = {
     "trust": ("{} on any provider", "remove `trust`, or name more providers"),
     "tier": ("{} on scavenger capacity as well", "tier: scavenger"),
     "spread": ("{} not spread over sites", "spread: none"),
+    "nodes": ("{} on fewer nodes", "spread: none"),
 }
 """What there is instead of a rule that holds or does not: in words, and what to write."""
 

@@ -15,6 +15,8 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fabrictool.planner.node_spread import lacking_nodes
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -92,6 +94,7 @@ def _broken(problem: PlacementProblem, need: ModelNeed, mine: Sequence[tuple[Opt
             sites[option.pool.site] += count
         even = math.ceil(total / max(1, need.sites, len(sites)))
         wrong += sum(max(0, count - even) for count in sites.values())
+    wrong += lacking_nodes(problem, need, mine)
     return float(wrong)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fabrictool.planner.limits import limits_left
 from fabrictool.planner.moving import changed
+from fabrictool.planner.node_spread import apart_of_others
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,6 +31,7 @@ def part_of(
         runs_elsewhere=problem.runs,
         links=_links_left(problem, members),
         taken=_taken(problem, counts, members),
+        apart=apart_of_others(problem, counts, members),
         limits=limits_left(problem, counts, members),
         max_moves=_moves_left(problem, counts, members),
     )

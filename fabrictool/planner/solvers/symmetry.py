@@ -138,7 +138,8 @@ def merged(problem: PlacementProblem) -> MergedProblem:
     """With pools that are alike in one, wherever that is exact."""
     here: dict[PoolKey, list[int]] = {pool.key: [] for pool in problem.pools}
     single = set(here)
-    survivors = {need.model for need in problem.needs if need.survive is not None}  # losses tell places apart
+    # Losses tell places apart, and what is spread over nodes cannot be dealt out by size alone.
+    survivors = {need.model for need in problem.needs if need.survive is not None or need.spread_nodes}
     for i, option in enumerate(problem.options):
         if option.pool.key in here:
             here[option.pool.key].append(i)

@@ -1,0 +1,167 @@
+"""On which nodes replicas get their devices: apart where that is wanted, and nothing that runs moves for a wish."""
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from fabrictool.blueprint import load
+from fabrictool.domain.inventory import Inventory
+from fabrictool.planner.device_choice import WantedNodes
+from fabrictool.planner.devices import with_devices
+from tests.planner.fabrics import write_fabric
+from tests.planner.test_diff import agent
+from tests.planner.test_node_spread import ways
+from tests.seeds import seeds
+
+SIZE = 4
+
+
+def inventory(nodes, more=0, tier="owned"):
+    """A host with `nodes` nodes of four devices, and a second partition of `more`."""
+    partitions = {"n": {"device": "h100-sxm", "devices_per_node": SIZE, "nodes": nodes, "tier": tier}}
+    partitions |= {"more": {"device": "h100-sxm", "devices_per_node": SIZE, "nodes": more}} if more else {}
+    head = {
+        "apiVersion": "fabrictool/v1",
+        "kind": "Inventory",
+        "providers": {"p": {}},
+        "sites": {"s": {"provider": "p"}},
+    }
+    clusters = {"a": {"site": "s", "kind": "local", "partitions": partitions}}
+    return Inventory.model_validate(head | {"clusters": clusters})
+
+
+def gpu(replica, tp=1, indices=(), **changes):
+    model = replica.partition("/")[0]
+    return agent(
+        replica, model=model, device="h100-sxm", tp=tp, devices=tp, device_indices=indices, partition="n", **changes
+    )
+
+
+def given(specs, wanted, running=(), nodes=3, **more):
+    now = {spec.replica: spec for spec in running}
+    chosen = with_devices(specs, inventory(nodes, **more), now, list(running), (), wanted)
+    return {spec.replica: spec.device_indices for spec in chosen}
+
+
+def nodes_of(devices, model):
+    return {i // SIZE for replica, its in devices.items() if replica.startswith(f"{model}/") for i in its}
+
+
+TWO = [gpu("m/0"), gpu("m/1")]
+WISHED, NEEDED = WantedNodes({"m": 2}), WantedNodes({"m": 2}, {"m": 2})
+
+
+def test_two_that_a_minimum_asks_for_are_on_two_nodes():
+    assert given(TWO, WantedNodes()) == {"m/0": (0,), "m/1": (1,)}
+    assert given(TWO, WISHED) == {"m/0": (0,), "m/1": (4,)}
+    assert given([*TWO, gpu("m/2")], WISHED)["m/2"] == (1,), "further ones go into the fullest node again"
+
+
+def test_nothing_that_runs_moves_for_a_wish_and_one_does_for_a_rule():
+    running = [gpu("m/0", indices=(0,)), gpu("m/1", indices=(1,))]
+    assert given(TWO, WISHED, running) == {"m/0": (0,), "m/1": (1,)}
+    assert given(TWO, NEEDED, running) == {"m/0": (0,), "m/1": (4,)}
+
+
+def test_one_that_is_elsewhere_already_is_enough():
+    running = [gpu("m/0", indices=(0,)), gpu("m/1", indices=(1,))]
+    third = msgspec.structs.replace(gpu("m/2"), partition="more")
+    assert given([*TWO, third], NEEDED, running, more=1) == {"m/0": (0,), "m/1": (1,), "m/2": (12,)}
+    assert given(TWO, NEEDED, running, tier="scavenger") == {"m/0": (0,), "m/1": (1,)}, "the rule is of owned capacity"
+
+
+def test_what_must_end_first_ends_for_a_rule_and_not_for_a_wish():
+    others = [gpu("x/0", 4, (4, 5, 6, 7)), gpu("m/0", indices=(0,))]
+    assert given(TWO, WISHED, others, nodes=2) == {"m/0": (0,), "m/1": (1,)}
+    assert given(TWO, NEEDED, others, nodes=2) == {"m/0": (0,), "m/1": (4,)}
+
+
+def test_a_wish_gives_way_to_what_would_not_fit():
+    full = [*TWO, gpu("x/0", 4), gpu("x/1", 2)]
+    devices = given(full, WISHED, nodes=2)
+    assert sorted(i for its in devices.values() for i in its) == list(range(8))
+    assert len(nodes_of(devices, "m")) == 1
+
+
+@pytest.mark.parametrize("least", [0, 1, 2, 3])
+def test_a_minimum_of_several_is_wished_on_two_nodes_and_spread_on_as_many(least, tmp_path):
+    file = write_fabric(tmp_path, "place: {spread: node}")
+    file.write_text(file.read_text().replace("min: 1", f"min: {least}"))
+    wanted = WantedNodes.by(load(file, environment={}).blueprint.models)
+    several = least > 1
+    assert wanted == WantedNodes({"m": 2, "other": 2} if several else {}, {"m": least} if several else {})
+
+
+def drawn(rng):
+    """Specs that fit some nodes, those of them that run, and where; models are called by what they are."""
+    nodes = rng.randint(1, 3)
+    sizes = {model: rng.choice((1, 1, 2, 4)) for model in "klm"}
+    free, specs, running = [SIZE] * nodes, [], []
+    for model in rng.choices("klm", k=rng.randint(2, 6)):
+        able = [at for at, room in enumerate(free) if room >= sizes[model]]
+        if not able:
+            continue
+        node = rng.choice(able)
+        first = node * SIZE + SIZE - free[node]
+        free[node] -= sizes[model]
+        spec = gpu(f"{model}/{sum(s.model == model for s in specs)}", sizes[model])
+        specs.append(spec)
+        if rng.random() < 0.5:
+            running.append(msgspec.structs.replace(spec, device_indices=tuple(range(first, first + sizes[model]))))
+    return nodes, specs, running
+
+
+def fits(devices, specs):
+    every = [i for its in devices.values() for i in its]
+    assert len(every) == len(set(every))
+    for spec in specs:
+        its = devices[spec.replica]
+        assert len(its) == spec.devices
+        assert len({i // SIZE for i in its}) == 1
+
+
+@seeds(100, drawn=50, long=3000)
+def test_nothing_that_runs_moves_or_ends_first_for_a_wish(seed):
+    nodes, specs, running = drawn(random.Random(seed))
+    wanted = WantedNodes(dict.fromkeys("klm", 2))
+    before, after = given(specs, WantedNodes(), running, nodes), given(specs, wanted, running, nodes)
+    fits(after, specs)
+    held = {i: spec.replica for spec in running for i in spec.device_indices}
+
+    def disturbed(devices):
+        return {held[i] for replica, its in devices.items() for i in its if held.get(i, replica) != replica}
+
+    stays = {spec.replica for spec in running if before[spec.replica] == spec.device_indices}
+    assert all(after[name] == before[name] for name in stays)
+    assert len(disturbed(after)) <= len(disturbed(before))
+
+
+@seeds(100, drawn=50, long=3000)
+def test_wishes_are_kept_wherever_all_of_them_can_be_and_nothing_runs(seed):
+    nodes, specs, _ = drawn(random.Random(seed))
+    devices = given(specs, WantedNodes(dict.fromkeys("klm", 2)), nodes=nodes)
+    fits(devices, specs)
+    several = [model for model, its in Counter(spec.model for spec in specs).items() if its > 1]
+    possible = any(
+        all(sum(model in {name for name, _ in held} for held in way) > 1 for model in several)
+        for way in ways([(spec.model, spec.devices) for spec in specs], nodes, SIZE)
+    )
+    assert all(len(nodes_of(devices, model)) > 1 for model in several) == possible
+
+
+@seeds(100, drawn=50, long=3000)
+def test_a_rule_is_kept_wherever_it_can_be_whatever_runs(seed):
+    rng = random.Random(seed)
+    nodes, specs, running = drawn(rng)
+    number = Counter(spec.model for spec in specs)
+    needed = {model: rng.randint(2, its) for model, its in number.items() if its > 1 and rng.random() < 0.8}
+    possible = any(
+        all(sum(model in {name for name, _ in held} for held in way) >= least for model, least in needed.items())
+        for way in ways([(spec.model, spec.devices) for spec in specs], nodes, SIZE)
+    )
+    devices = given(specs, replace(WantedNodes(needed), needed=needed), running, nodes)
+    fits(devices, specs)
+    assert all(len(nodes_of(devices, model)) >= least for model, least in needed.items()) == possible
