@@ -43,9 +43,10 @@ from fabrictool.planner.node_spread import SpreadRows
 from fabrictool.planner.program import Program, ProgramSolution, Terms
 from fabrictool.planner.survival import SIDES
 from fabrictool.planner.survival_rows import SurvivalRows
+from fabrictool.planner.tangents import BY_LOAD, DUST, NOTHING, LoadPrices, of_levels
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
     from fabrictool.domain.specs import Phase
     from fabrictool.planner.fairness import Lacks
@@ -70,6 +71,9 @@ class PricedRows:
 class Formulation:
     """See the module's docstring; over the options `chosen`, by index."""
 
+    restarts = True
+    """Whether a search of it may begin anew at its root."""
+
     # Wide: what it is of, and what is known of it.
     def __init__(
         self,
@@ -83,8 +87,8 @@ class Formulation:
     ) -> None:
         """`given` counts, by option, leave only the loads to be found; `program`: one that is of more than this.
 
-        `by_capacity`: for the stages of `BY_CAPACITY` alone, in whole numbers. No column says what load a replica is
-        under: what counts is the most that it can take.
+        `by_capacity`: in whole numbers, with no column that says what load a replica is under: what counts is the most
+        that it can take. It is for the stages of `BY_CAPACITY` alone (but see `planner.told`).
         """
         self.problem = problem
         self.chosen = list(chosen)
@@ -188,6 +192,21 @@ class Formulation:
                 able = [term for i in mine if options[i].phase in ("unified", side) for term in self._capacity(i)]
                 if able and need.rate:
                     self.program.row(need.rate, INFINITY, [*able, (self._unserved[need.model], 1.0)])
+
+    def prices(self, name: str, answer: ProgramSolution) -> LoadPrices:
+        """Of an answer of a linear program to a stage."""
+        demand = {model: float(answer.prices[row]) for model, row in self.rows.demand.items()}
+        kept = {stage: row for stage, row in self._kept.items() if stage in BY_LOAD}
+        stages = {stage: -float(answer.prices[row]) for stage, row in kept.items()}
+        # Of what may be nothing, any price is true, and one that nobody would pay says the most.
+        stages |= {stage: 2 * max(demand.values()) for stage in kept if self.nothing(stage) is not None}
+        weighing = {stage: weight for stage, weight in stages.items() if weight > DUST}
+        return LoadPrices(demand, weighing | ({name: 1.0} if name in BY_LOAD else {}))
+
+    def nothing(self, stage: str) -> float | None:
+        """Where a stage is kept at nothing, the slack of that; else None."""
+        most = self.program.most(self._kept[stage]) if stage in self._kept else INFINITY
+        return most if most <= NOTHING else None
 
     def beginning(self, counts: Mapping[int, int]) -> dict[int, float]:
         """The columns that say how many replicas there are, with what they are at these counts."""
@@ -423,22 +442,11 @@ class Formulation:
                 return [(self._unserved[need.model], need.priority) for need in self.problem.needs]
             case "survived":
                 return self._lost
-            case "slo":
-                return self._levelled(lambda level: 0.0 if level.attains else level.rate)
-            case "excess":
-                return self._levelled(lambda level: level.rate * level.excess)
-            case "quality":  # a replica that stands by gets requests, too: it counts as one under the least load
-                return [
-                    (column, option.steps_down * rate)
-                    for i in self.chosen
-                    if (option := options[i]).steps_down and option.serves
-                    for column, rate in zip(
-                        self.ladder(i), (level.rate for level in (option.levels[0], *option.levels)), strict=True
-                    )
-                ]
+            case "slo" | "excess" | "quality":
+                return self._levelled(name)
             case "latency":
                 handed = [(column, self.problem.transfers[key].seconds) for key, column in self._handed.items()]
-                return [*handed, *self._levelled(lambda level: level.in_system), *self._priced_moves(name)]
+                return [*handed, *self._levelled(name), *self._priced_moves(name)]
             case "moves":
                 return [term for i in self._starts for term in (*self._starts[i], *self._stops[i])]
             case "cost" | "energy" | "carbon" | "preference":
@@ -450,14 +458,10 @@ class Formulation:
                 weights = {i: float(i) for i in self.chosen}
         return [*self._weighted(weights), *self._priced_moves(name)]
 
-    def _levelled(self, weight: Callable[[Level], float]) -> Terms:
+    def _levelled(self, name: str) -> Terms:
         """Of replicas at each load level, where they weigh anything."""
-        levels = (
-            (column, level)
-            for i in self.chosen
-            for column, level in zip(self._levels[i], self.problem.options[i].levels, strict=True)
-        )
-        return [(column, weight(level)) for column, level in levels if weight(level)]
+        ladders = ((self.ladder(i), of_levels(self.problem.options[i], name)) for i in self.chosen)
+        return [(column, w) for ladder, weights in ladders for column, w in zip(ladder, weights, strict=True) if w]
 
     def _weighted(self, weights: Mapping[int, float]) -> Terms:
         return [(column, weights[i] * weight) for i in self.chosen if weights[i] for column, weight in self.count(i)]

@@ -110,6 +110,14 @@ class Program:
         """Another upper limit of a constraint."""
         self._model.set_constraint_upper_bound(row, high)
 
+    def set_least(self, row: int, low: float) -> None:
+        """Another lower limit of a constraint."""
+        self._model.set_constraint_lower_bound(row, low)
+
+    def most(self, row: int) -> float:
+        """The upper limit of a constraint."""
+        return float(self._model.constraint_upper_bound(row))
+
     def searched(
         self,
         terms: Sequence[tuple[int, float]],

@@ -15,7 +15,8 @@ from fabrictool.base.errors import FabrictoolError
 from fabrictool.planner.explaining.wording import compared, first_difference
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.highs import SearchLimits
-from fabrictool.planner.solvers.placing import LP_S, STEPS_PER_UNIT
+from fabrictool.planner.solvers.placing import LP_S
+from fabrictool.planner.solvers.steps import STEPS_PER_UNIT
 from fabrictool.planner.solvers.symmetry import MergedProblem, merged
 from fabrictool.planner.stages import in_order, residual, rounding, user_stages, values_of
 from fabrictool.planner.work import StepwiseWork

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fabrictool.planner.problem import PlacementProblem
+    from fabrictool.planner.tangents import LoadPrices
 
 NEAREST, WIDE = 4, 12
 """Options a model beyond those that the relaxation uses: the ones that it would cost least, in every stage; and of
@@ -35,6 +36,8 @@ class Core:
     """The same, with more that are nearly used in the stages that do not depend on loads."""
     lowest: dict[str, float]
     """By stage: what it reaches at best when each stage before is at its own least."""
+    prices: dict[str, LoadPrices]
+    """By stage: those of that relaxation."""
     distance: dict[int, float]
     """By option: what a request/s on it would cost the last stage that users feel, at least."""
     rounded: dict[int, int]
@@ -51,6 +54,7 @@ def core_of(problem: PlacementProblem, seconds: float, seed: int) -> Core:
     for need in problem.needs:
         core |= {i for i in problem.of(need.model) if any(problem.options[i].pool.within(*pin) for pin in need.pins)}
     lowest: dict[str, float] = {}
+    prices: dict[str, LoadPrices] = {}
     distance: dict[int, float] = {}
     usage: dict[int, float] = {}
     moved: dict[int, float] = {}
@@ -62,7 +66,7 @@ def core_of(problem: PlacementProblem, seconds: float, seed: int) -> Core:
         answer = relaxed.minimise(name, seconds=seconds, seed=seed)
         if answer is None:
             raise explain_infeasible(problem)
-        lowest[name] = answer.objective
+        lowest[name], prices[name] = answer.objective, relaxed.prices(name, answer)
         used = relaxed.usage(answer)
         core |= {i for i, replicas in used.items() if replicas > TOLERANCE}
         if name == "moves":
@@ -82,7 +86,7 @@ def core_of(problem: PlacementProblem, seconds: float, seed: int) -> Core:
         relaxed.keep(name, math.inf)
     chosen = sorted(core)
     whole = rounded(problem, {i: usage.get(i, 0.0) for i in chosen}, distance)
-    return Core(relaxed, chosen, sorted(core | wide), lowest, distance, whole, moved)
+    return Core(relaxed, chosen, sorted(core | wide), lowest, prices, distance, whole, moved)
 
 
 def with_sites(problem: PlacementProblem) -> PlacementProblem:

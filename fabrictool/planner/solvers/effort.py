@@ -16,6 +16,14 @@ than the one before; and the largest come when every stage had the others. Where
 second would spare moves a second time."""
 NODES_BY_CAPACITY = ((1_000,), (20_000,))
 """The same, of stages without loads: all these nodes take less than to begin does."""
+NODES_BY_TANGENTS = ((2_000,), (8_000, 30_000))
+FIRST_BY_TANGENTS = {"slo": 1_000, "latency": 3_500, "excess": 800}
+"""The same, of stages whose programs are told what loads cost: nodes are quick there. Latency comes last, and its bound
+is weak at the root: it has the most in the first pass. What misses the SLO may take all the time there is, so that pass
+looks at little of it.
+"""
+TOLD_UP_TO = 200
+"""Options up to which there are as many; of twice the options a quarter, as a node takes about four times as long."""
 QUICK, QUICK_UP_TO = 2, 150
 """Nodes of a try before all others that does not begin again at its root, and up to how many options there is one: for
 who wants a plan in two seconds."""
@@ -37,20 +45,37 @@ AGAIN = 0.008
 """Relative gap beyond which another try is worth its time."""
 
 
+EXACTLY, NEARLY = 1e-5, 5e-3
+"""The same, by tangents: of stages that are kept to the last digit, as what one of them is off makes the bounds of
+later ones loose; and of what misses the SLO, where the last digits take longest."""
+
+
 Part = Literal["first", "second", "all"]
 """Of the tries: those of the first pass or of the second; or all of them, where there is one pass."""
 
 
 # Wide: a stage, and what there is of it to be searched.
-def tries(name: str, *, options: int, whole: bool, by_capacity: bool, part: Part) -> Sequence[int]:
+def tries(name: str, *, options: int, whole: bool, by_capacity: bool, by_tangents: bool, part: Part) -> Sequence[int]:
     """Nodes of one try after another. `options` take part, which is the `whole` problem or not."""
     if name in TIDYING:
         return () if not whole else MOVING_NODES if name == "moves" else TIDYING_NODES
     if name == FAIRNESS and not whole:
         return FAIR_NODES
     if whole:
-        first, second = NODES_BY_CAPACITY if by_capacity else NODES
-        quick = (QUICK,) if options <= QUICK_UP_TO and not by_capacity else ()
+        first: Sequence[int]
+        second: Sequence[int]
+        first, second = NODES_BY_CAPACITY if by_capacity else NODES_BY_TANGENTS if by_tangents else NODES
+        if by_tangents and not by_capacity:
+            times = min(1.0, TOLD_UP_TO / options) ** 2
+            first = tuple(round(times * FIRST_BY_TANGENTS.get(name, nodes)) for nodes in first)
+            second = tuple(round(times * nodes) for nodes in second)
+        quick = (QUICK,) if options <= QUICK_UP_TO and not (by_capacity or by_tangents) else ()
         return {"first": (*quick, *first), "second": second, "all": (*quick, *first, *second)}[part]
     most = AT_ONCE if not by_capacity else PROVABLE if part == "second" else AT_ONCE_BY_CAPACITY
     return CORE_NODES if options <= most else ()
+
+
+def enough(name: str, *, by_tangents: bool) -> float:
+    """Relative gap at which a stage ends."""
+    exact = NEARLY if name in ("slo", "excess") else EXACTLY
+    return ENOUGH.get(name, exact if by_tangents else CLOSE)

@@ -20,10 +20,8 @@ from typing import TYPE_CHECKING
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.planner.fairness import FAIRNESS, joined
 from fabrictool.planner.formulation import BY_CAPACITY, Formulation
-from fabrictool.planner.highs import SearchLimits
 from fabrictool.planner.infeasible import explain_infeasible
 from fabrictool.planner.problem import PlacementProblem, Solution, StageResult
-from fabrictool.planner.program import PATIENCE
 from fabrictool.planner.solvers import effort
 from fabrictool.planner.solvers.core import core_of, with_sites
 from fabrictool.planner.solvers.first import first_placement
@@ -31,8 +29,8 @@ from fabrictool.planner.solvers.part import part_of
 from fabrictool.planner.solvers.parties import parties
 from fabrictool.planner.solvers.programs import SearchPrograms
 from fabrictool.planner.solvers.shares import SLACK, KeptStage
+from fabrictool.planner.solvers.steps import EngineSteps, nudge
 from fabrictool.planner.stages import (
-    LOADS,
     TIDYING,
     TIE_BREAK,
     TOLERANCE,
@@ -47,8 +45,8 @@ from fabrictool.planner.work import PER_SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
-    from fabrictool.planner.highs import Searched
     from fabrictool.planner.program import ProgramSolution
     from fabrictool.planner.work import StepwiseWork
 
@@ -62,10 +60,8 @@ PARTY_NODES, PARTY_GAP = 1, 2e-3
 GAIN, FIRST_GAIN = 5e-4, 5e-3
 """A sweep that gains less, of the value, is the last one of its stage; or of those before all are placed at once."""
 MOST_SWEEPS, TIDYING_SWEEPS = 20, 1
-STEPS_PER_UNIT = 8_000
-"""Of the simplex algorithm, times the options of the program, in a unit of work: measured, within a factor of two."""
-COLUMNS_PER_UNIT = 30
-"""Of a program that SCIP solves to `PARTY_NODES`."""
+ROUNDS = 4
+"""Of one try, where its program is told between them what loads cost."""
 LP_S = 600.0
 
 
@@ -85,6 +81,7 @@ class PlacementSearch:
         """`warm`: counts by option to begin with, such as those of the last plan."""
         problem = self._problem = with_sites(problem)
         self._solver, self._work, self._seed, self._warm = solver, work, seed, warm
+        self._steps = EngineSteps(work, seed)
         self._rng = random.Random(f"large {seed}")
         left_s = work.left_s()
         self._core = core_of(problem, LP_S, seed)
@@ -92,6 +89,7 @@ class PlacementSearch:
         """That it takes to solve the relaxations of all stages."""
         self._programs = SearchPrograms(problem, self._core)
         self._tiny, self._all = self._programs.tiny, self._programs.all
+        self._is_by_tangents = self._all and self._programs.by_tangents
         self._counts: dict[int, int] = {}
         self._loads: dict[int, float] = {}
         self._values: dict[str, dict[str, float]] = {}
@@ -105,7 +103,11 @@ class PlacementSearch:
         self._part: effort.Part = "all" if problem.runs else "first"
         self._former: dict[str, float] = {}
         """What stages were kept within in the first pass."""
+        self._spared_time: AbstractSet[str] = frozenset()
+        """Stages that the second pass looks at only where they got worse."""
         self._begun_with = 0
+        self._told = False
+        """Whether the last placement that was judged showed that programs thought too little of what loads cost."""
         # Equals are settled for good only where that takes no time.
         ordered = (name for name in stage_names(problem) if self._tiny or name != TIE_BREAK)
         self.stages = [name for name in ordered if self._programs.relaxed.terms(name)]
@@ -136,6 +138,8 @@ class PlacementSearch:
             return False
         self._programs.begin_again()
         self._former = {name: limit.most for name, limit in self._limits.items()}
+        far = {name for name in self._values if name not in TIDYING and self._is_far(name)}
+        self._spared_time = self._values.keys() - far if far and self._is_by_tangents else set()
         self._values, self._limits = {}, {}
         self._part, self._optimal, self._begun_with = "second", True, 0
         return True
@@ -143,8 +147,13 @@ class PlacementSearch:
     def _is_worth_another(self) -> bool:
         """Whether a second pass could bring users something."""
         felt = [name for name in self._values if name not in TIDYING]
-        near = all(self._gap(name) <= max(effort.AGAIN, self._enough(name)) for name in felt)
+        near = not any(map(self._is_far, felt))
+        if near and self._is_by_tangents:  # that is quick
+            near = all(self._gap(name) <= max(effort.CLOSE, self._enough(name)) for name in felt)
         return self._part == "first" and not (self._tiny or near or len(self._problem.options) > effort.PROVABLE)
+
+    def _is_far(self, name: str) -> bool:
+        return self._gap(name) > max(effort.AGAIN, self._enough(name))
 
     def _is_kept_as_before(self) -> bool:
         """Whether the stages before may come to no more than in the first pass, so that bounds of then hold."""
@@ -176,10 +185,13 @@ class PlacementSearch:
         if name in lowest and all(
             self._total(n) <= lowest.get(n, 0.0) + rounding(self._total(n)) for n in self._values
         ):
+            self._programs.learn(self._core.prices[name])
             return lowest[name]  # each stage before is at its own least
         below = self._programs.relaxed.minimise(name, seconds=LP_S, seed=self._seed)
         if below is None and not self._values:
             raise explain_infeasible(self._problem)
+        if below is not None:
+            self._programs.learn(self._programs.relaxed.prices(name, below))
         # There is a placement: that the relaxation denies it is a matter of digits, and leaves no bound but zero.
         return below.objective if below is not None else 0.0
 
@@ -193,7 +205,7 @@ class PlacementSearch:
             return
         program = self._program(name)
         for nodes in sorted({effort.QUICK, *[n for n in self._tries(name)[:1] if n > effort.QUICK]}):
-            first = self._by_highs(program, name, self._enough(name), nodes, {})
+            first = self._steps.by_highs(program, name, self._enough(name), nodes, {})
             if first is not None and first.values is not None:  # mostly, and far sooner than SCIP has one
                 self._counts, self._begun_with = program.counts(first), nodes
                 if self._judged(name):
@@ -213,7 +225,10 @@ class PlacementSearch:
         for limit in self._limits.values():
             limit.keep(loads)
         answer = loads.minimise(name, seconds=LP_S, seed=self._seed)
-        return None if answer is None else (loads, answer)
+        if answer is None:
+            return None
+        self._told = self._programs.learn(loads.prices(name, answer))
+        return loads, answer
 
     def _judge(self, name: str) -> None:
         if not self._judged(name):
@@ -252,6 +267,8 @@ class PlacementSearch:
             return
         if name in TIDYING and self._is_worth_another():
             return  # in the second pass
+        if name in self._spared_time and self._gap(name) <= effort.AGAIN:
+            return  # others need it more
         yield from self._before_all(name)
         for at, nodes in enumerate(self._tries(name)):
             if self._is_enough(name) or (at and self._gap(name) <= effort.AGAIN) or not self._work.more():
@@ -263,7 +280,8 @@ class PlacementSearch:
                 return
             if better:
                 yield self._solution()
-                yield from self._sweeps(name) if name != FAIRNESS else ()
+                if name != FAIRNESS and not self._is_by_tangents:
+                    yield from self._sweeps(name)
 
     def _before_all(self, name: str) -> Iterator[Solution]:
         """Some models at a time, before all are placed at once."""
@@ -277,15 +295,21 @@ class PlacementSearch:
             yield from self._sweeps(name, FIRST_GAIN if tries else GAIN)
 
     def _tries(self, name: str) -> Sequence[int]:
-        by_capacity, options = self._is_by_capacity(name), len(self._options(name))
-        return effort.tries(name, options=options, whole=self._all, by_capacity=by_capacity, part=self._part)
+        return effort.tries(
+            name,
+            options=len(self._options(name)),
+            whole=self._all,
+            by_capacity=self._is_by_capacity(name),
+            by_tangents=self._is_by_tangents,
+            part=self._part,
+        )
 
     def _is_enough(self, name: str) -> bool:
         return self._gap(name) <= self._enough(name)
 
     def _enough(self, name: str) -> float:
         spare = 0.0 if name in self._reached else spared(self._problem, [name]).get(name, 0.0)
-        return max(effort.ENOUGH.get(name, effort.CLOSE), spare)
+        return max(effort.enough(name, by_tangents=self._is_by_tangents), spare)
 
     def _raise_bound(self, name: str, bound: float) -> None:
         if name not in self._reached:  # else it is one for so few moves
@@ -295,7 +319,7 @@ class PlacementSearch:
         if self._gap(name) <= 0.0 or not self._work.more():
             return
         program = self._programs.program(self._counts, by_capacity=False)
-        answer = self._in_time(program, name, nodes=TINY_NODES)
+        answer = self._steps.in_time(program, name, nodes=TINY_NODES)
         if answer is None:
             return
         self._raise_bound(name, answer.bound)
@@ -304,15 +328,26 @@ class PlacementSearch:
 
     def _searched(self, name: str, nodes: int) -> bool | None:
         """One try for all that take part; whether it is better, None where nothing more is to be hoped for."""
-        program = self._program(name)
-        result = self._by_highs(program, name, self._enough(name), nodes, self._counts)
-        if result is None:
-            return None
-        if len(program.chosen) == len(self._problem.options) and math.isfinite(result.bound):
-            # Where HiGHS says that nothing keeps the rules, that is a matter of digits: a placement that does is known.
-            self._raise_bound(name, min(result.bound, self._total(name)))
-        better = result.values is not None and self._adopted(name, program.counts(result))
-        return None if result.ending in ("OPTIMAL", "INFEASIBLE") and not better else better
+        better, ending = False, ""
+        for _ in range(ROUNDS):
+            program = self._program(name)
+            result = self._steps.by_highs(program, name, self._enough(name), nodes, self._counts)
+            if result is None:
+                return better or None
+            ending = result.ending
+            if len(program.chosen) == len(self._problem.options) and math.isfinite(result.bound):
+                # Where HiGHS says that nothing keeps the rules, that is a matter of digits: there is a placement.
+                self._raise_bound(name, min(result.bound, self._total(name)))
+            self._told = False
+            if result.values is None:
+                break
+            improved = self._adopted(name, program.counts(result))
+            better |= improved
+            thought = math.fsum(weight * float(result.values[column]) for column, weight in program.terms(name))
+            as_thought = improved and self._total(name) - thought <= effort.CLOSE * self._total(name)
+            if as_thought or not self._told or self._is_enough(name) or not self._work.more():
+                break
+        return None if ending in ("OPTIMAL", "INFEASIBLE") and not better else better
 
     def _is_by_capacity(self, name: str) -> bool:
         """Whether loads say nothing to this stage, nor to those that are kept."""
@@ -326,36 +361,14 @@ class PlacementSearch:
         """That take part in a stage."""
         return self._programs.options(self._counts, by_capacity=self._is_by_capacity(name))
 
-    # Wide: a program, what it is searched for, where that begins and where it ends.
-    def _by_highs(
-        self,
-        program: Formulation,
-        name: str,
-        gap: float,
-        nodes: int,
-        start: Mapping[int, int],
-        nudge: Sequence[tuple[int, float]] = (),
-    ) -> Searched | None:
-        """One step; None where the clock ended it, or the engine died on it. `nudge` is part of the objective."""
-        limits = SearchLimits(
-            gap, nodes, self._seed, min(LP_S, self._work.for_steps_s()), restarts=nodes != effort.QUICK
-        )
-        terms = [*program.terms(name), *nudge]
-        result = program.program.searched(
-            terms, limits, self._work.for_steps_s, program.beginning(start) if start else None
-        )
-        if result is not None and not result.in_time:
-            self._work.cut()
-            return None
-        self._work.done(1 if result is None else result.steps * len(program.chosen) // STEPS_PER_UNIT)
-        return result
-
     def _adopted(self, name: str, counts: dict[int, int]) -> bool:
         """Whether these counts are better; then they are the counts."""
         before, total = (self._counts, dict(self._limits), self._values, self._loads), self._total(name)
         self._counts = counts
         with suppress(FabrictoolError):  # no numbers that can be trusted
-            if self._judged(name) and self._total(name) < total - rounding(total):
+            if not self._judged(name):
+                self._told = self._programs.learn_why_not(counts, self._seed)
+            elif self._total(name) < total - rounding(total):
                 return True
         self._counts, self._limits, self._values, self._loads = before
         return False
@@ -415,7 +428,7 @@ class PlacementSearch:
         for limit in self._limits.values():
             limit.keep_of(program, models)
         now = {at: self._counts[i] for at, i in enumerate(indices) if self._counts.get(i)}
-        rough = self._by_highs(program, name, PARTY_GAP, PARTY_NODES, now, self._nudge(program, name))
+        rough = self._steps.by_highs(program, name, PARTY_GAP, PARTY_NODES, now, nudge(program, name))
         if rough is None or rough.values is None:
             return None
         # The integer solver's rows hold to a share of their size; loads are judged by the linear program.
@@ -431,26 +444,6 @@ class PlacementSearch:
         if answer is None or loads.value(name, answer) >= former - TOLERANCE * max(1.0, abs(former)):
             return None
         return counts, loads, answer
-
-    def _in_time(self, program: Formulation, name: str, *, nodes: int, gap: float = 0.0) -> ProgramSolution | None:
-        """What SCIP finds within its limits; None where that is nothing, or the clock ended it."""
-        seconds = min(LP_S, max(0.0, self._work.for_steps_s()) / PATIENCE)
-        try:
-            answer = program.minimise(name, seconds=seconds, seed=self._seed, gap=gap, nodes=nodes)
-        except FabrictoolError:  # nothing was found within the limits, or no numbers that can be trusted
-            answer = None
-        if self._work.for_steps_s() <= 0.0 or (answer is not None and not answer.in_time):
-            self._work.cut()
-            return None
-        self._work.done(program.program.columns // COLUMNS_PER_UNIT)
-        return answer
-
-    def _nudge(self, program: Formulation, name: str) -> Sequence[tuple[int, float]]:
-        """Of what serves as much, what moves least: all moves together weigh no more than dust."""
-        if name not in LOADS or not self._problem.current:
-            return ()
-        a_move = residual(self._problem, name, 0.0) / sum(self._problem.running.values())
-        return [(column, weight * a_move) for column, weight in program.terms("moves")]
 
     def _result(self, name: str) -> StageResult:
         total, reached = self._total(name), self._reached.get(name)

@@ -8,6 +8,9 @@ import math
 from typing import TYPE_CHECKING
 
 from fabrictool.planner.formulation import BY_CAPACITY, Formulation
+from fabrictool.planner.program import LEAST_LP_S
+from fabrictool.planner.tangents import BY_LOAD, NOTHING, slo_prices
+from fabrictool.planner.told import ToldFormulation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
     from fabrictool.planner.problem import PlacementProblem
     from fabrictool.planner.solvers.core import Core
     from fabrictool.planner.solvers.shares import KeptStage
+    from fabrictool.planner.tangents import LoadPrices
 
 TINY = 40
 """Options up to which SCIP solves a stage to its proof in no time."""
@@ -36,6 +40,10 @@ class SearchPrograms:
             True: every if self.all else wide,
         }
         """By capacity or not: the options that take part."""
+        flows = any(need.parts for need in problem.needs) or any(o.phase != "unified" for o in problem.options)
+        self.by_tangents = not self.tiny and not flows
+        """Whether the loads of models are each one's own matter: then no program has columns for them."""
+        self._prices = list(slo_prices(problem)) if self.by_tangents and "slo" in problem.objective else []
         self._made: dict[bool, Formulation] = {}
         self._limits: dict[str, KeptStage] = {}
 
@@ -50,19 +58,48 @@ class SearchPrograms:
         """In whole numbers, over the options that take part, with what is kept."""
         options = self.options(counts, by_capacity=by_capacity)
         if by_capacity not in self._made:
-            program = self._made[by_capacity] = Formulation(self._problem, options, whole=True, by_capacity=by_capacity)
-            if not self.tiny and not by_capacity:
-                program.tighten()
+            program = self._made[by_capacity] = self._new(options, by_capacity=by_capacity)
             for limit in self._limits.values():
                 if limit.name in BY_CAPACITY or not by_capacity:
                     limit.keep(program)
+            if isinstance(program, ToldFormulation):
+                for prices in self._prices:
+                    program.tell(prices)
         return self._made[by_capacity]
+
+    def _new(self, options: Sequence[int], *, by_capacity: bool) -> Formulation:
+        if self.by_tangents and not by_capacity:
+            return ToldFormulation(self._problem, options)
+        program = Formulation(self._problem, options, whole=True, by_capacity=by_capacity)
+        if not self.tiny and not by_capacity:
+            program.tighten()
+        return program
 
     def keep(self, limit: KeptStage) -> None:
         """From now on, in all of them that know the stage."""
         self._limits[limit.name] = limit
+        if self.by_tangents and limit.most <= NOTHING:
+            self._made.pop(False, None)  # it says the more
         for program in self._with(limit.name):
             limit.keep(program)
+
+    def learn(self, prices: LoadPrices) -> bool:
+        """What loads cost at least, for programs without them; whether there is one to which that is news."""
+        if not self.by_tangents:
+            return False
+        self._prices.append(prices)
+        program = self._made.get(False)
+        return isinstance(program, ToldFormulation) and program.tell(prices)
+
+    def learn_why_not(self, counts: Mapping[int, int], seed: int) -> bool:
+        """Of counts with which what is kept cannot be: what loads cost there."""
+        loads = Formulation.of_counts(self._problem, counts, self.options(counts, by_capacity=False))
+        news = False
+        for limit in self._limits.values():
+            answer = loads.minimise(limit.name, seconds=LEAST_LP_S, seed=seed) if limit.name in BY_LOAD else None
+            news |= answer is not None and self.learn(loads.prices(limit.name, answer))
+            limit.keep(loads)
+        return news
 
     def begin_again(self) -> None:
         """With nothing kept, and by capacity with all options."""
@@ -70,6 +107,8 @@ class SearchPrograms:
             for program in self._with(name):
                 program.keep(name, math.inf)
         self._limits = {}
+        if self.by_tangents:
+            self._made.pop(False, None)  # what it was told took these limits for granted
         every = range(len(self._problem.options))
         if len(self._among[True]) < len(every):
             self._among[True] = every
