@@ -40,7 +40,9 @@ IDLE_S: Final = 60.0
 """A purse that nobody has used for so long is given back: another gateway's clients may want it."""
 TEMPLATE_TOKENS: Final = 1024
 """Of what an engine puts around a prompt by itself, such as a default system message and the frame of tools."""
-_MEDIA: Final = re.compile(rb'"(?:image(?:_url)?|input_(?:image|audio|file)|audio_url|video_url|file)"')
+_MEDIA: Final = re.compile(
+    rb'"(?:image(?:_url|_embeds|_pil)?|audio_embeds|input_(?:image|audio|file)|audio_url|video_url|file)"'
+)
 """Their tokens are not bounded by the octets that name them."""
 _ESCAPES: Final = re.compile(rb"\\u00(?:5[fF]|[46][1-9a-fA-F]|[57][0-9aA])")
 """A letter that is written so may hide one of these names. Two expressions, each with octets that it begins with: such
@@ -68,7 +70,7 @@ class Ledger(Protocol):
 class Ticket:
     """Of an admitted request, to be settled with its record, once."""
 
-    __slots__ = ("allowances", "left", "most", "octets", "purse")
+    __slots__ = ("allowances", "most", "octets", "purse", "used")
 
     def __init__(
         self,
@@ -82,26 +84,28 @@ class Ticket:
         self.most = most
         """Tokens that were set aside."""
         self.octets = octets
-        self.left = False
-
-    def leave(self) -> None:
-        """It is over; what it took is not known yet."""
-        self.left = True
-        for allowance in self.allowances:
-            allowance.leave()
+        self.used = 0
+        """As it was settled."""
 
     def settle(self, record: RequestRecord) -> None:
         self._end(self._used(record))
+
+    def correct(self, record: RequestRecord) -> None:
+        """Once it is settled: by what was learned since."""
+        more = self._used(record) - self.used
+        for allowance in self.allowances:
+            allowance.correct(more)
+        if self.purse is not None:
+            self.purse.correct(more)
 
     def give_back(self) -> None:
         """Of a request that came to nothing before it began."""
         self._end(0)
 
     def _end(self, used: int) -> None:
-        if not self.left:
-            self.leave()
+        self.used = used
         for allowance in self.allowances:
-            allowance.take(used)
+            allowance.end(used)
         if self.purse is not None:
             self.purse.settle(self.most, used)
 
@@ -385,10 +389,15 @@ def _block(budget: BudgetTerms) -> int:
     return max(1, budget.tokens // BLOCKS)
 
 
+def may_have_media(body: bytes) -> bool:
+    """Whether a request may hold what is no text."""
+    hidden = body.find(b"\\u00") >= 0 and _ESCAPES.search(body) is not None
+    return hidden or _MEDIA.search(body) is not None
+
+
 def most_tokens(peeked: Peek, path: str, body: bytes, context: int) -> int | None:
     """How many tokens a request can cost: a token of a text has an octet or more. None: nothing bounds it."""
-    hidden = body.find(b"\\u00") >= 0 and _ESCAPES.search(body) is not None
-    media = hidden or bool(peeked.previous_response_id) or _MEDIA.search(body) is not None
+    media = bool(peeked.previous_response_id) or may_have_media(body)
     answers = peeked.answers * _prompts(peeked)
     if path in _PAIRED_PATHS:
         return None if media else _paired(body)

@@ -31,6 +31,7 @@ from fabrictool.gateway.openai import error_event, error_response, no_such_model
 from fabrictool.gateway.patience import STREAM
 from fabrictool.gateway.ranking import ranked
 from fabrictool.gateway.records import RequestRecord
+from fabrictool.gateway.recounting import COUNT_PATHS
 from fabrictool.gateway.upstream import AnswerListener
 from fabrictool.gateway.usage import TAIL_OCTETS, Usage, tokens_in
 from fabrictool.mesh.framing import LEFT_HEADER
@@ -687,7 +688,7 @@ class Exchange(AnswerListener):
         if self._event_stream and tokens > 1 and status == 200:
             tpot = (now - (self._first_token or self._first_byte or now)) / (tokens - 1)
         prompt_tokens = self._prompt_tokens(status, end)
-        prefix_tokens = int(prompt_tokens * asked.prefix_share) // BLOCK_TOKENS * BLOCK_TOKENS
+        prefix_tokens, prefix_of = self._shared(prompt_tokens)
         record = RequestRecord(  # by the order of its fields: by their names it takes twice as long
             asked.id,
             asked.at,
@@ -706,7 +707,7 @@ class Exchange(AnswerListener):
             usage.cached,
             tokens,
             usage.counted,
-            asked.prefix_of if prefix_tokens else "",
+            prefix_of,
             prefix_tokens,
             first - self._began if self._event_stream and first is not None else None,
             tpot,
@@ -723,34 +724,47 @@ class Exchange(AnswerListener):
                 self._admission.leave(self)
             self._admission.pump(now)
         self._metrics.in_flight -= 1
-        teller = self._teller(target, status, end)
+        if self._ticket is not None:
+            self._ticket.settle(record)
+        teller = self._teller(target, end, now) if self._is_estimated(status, end) else None
         if teller is None or not self._metrics.recounts.ask(teller, asked, partial(self._recounted, record)):
             self._book(record)
-        elif self._ticket is not None:
-            self._ticket.leave()
 
     def _book(self, record: RequestRecord) -> None:
         self._metrics.count(record)
-        if self._ticket is not None:
-            self._ticket.settle(record)
         self._finished(record)
 
     def _recounted(self, record: RequestRecord, prompt_tokens: int | None) -> None:
         """Write down what an engine said of the prompt; None: it said nothing, and the estimate stands."""
         if prompt_tokens is not None:
-            prompt_tokens = max(0, prompt_tokens - self._former_tokens)
-            record = structs.replace(record, prompt_tokens=prompt_tokens)
+            prompt = max(0, prompt_tokens - self._former_tokens)
+            shared, of = self._shared(prompt)
+            record = structs.replace(record, prompt_tokens=prompt, prefix_tokens=shared, prefix_of=of)
+            if self._ticket is not None:
+                self._ticket.correct(record)
         self._book(record)
 
-    def _teller(self, target: RoutingTarget | None, status: int, end: End) -> RoutingTarget | None:
-        """Who can say what the prompt of a stream was, where nobody said it; None: that is known, or nobody can."""
-        if not self._is_estimated(status, end) or self._path() not in CHAT_PATHS:
+    def _shared(self, prompt_tokens: int) -> tuple[int, str]:
+        """What of its prompt was that of an earlier request, in tokens, and of which."""
+        shared = int(prompt_tokens * self._request.prefix_share) // BLOCK_TOKENS * BLOCK_TOKENS
+        return shared, self._request.prefix_of if shared else ""
+
+    def _teller(self, target: RoutingTarget | None, end: End, now: float) -> RoutingTarget | None:
+        """Who can say what the prompt was: who read it, else another one of the same provider, who may know it, too."""
+        if target is None or self._path() not in CHAT_PATHS:
             return None
         if end == "cancelled":
             return target
-        candidates = self._candidates()
-        able = available(candidates, self._client.now()) if isinstance(candidates, list) else ()
-        return able[0] if able else None
+        asked = self._request
+        entitled = self._directory.entitled(
+            asked.model, self._rules.trust, asked.group, asked.requested, asked.required
+        )
+        able = [
+            other
+            for other in (ready(entitled, self._tried) if isinstance(entitled, tuple) else ())
+            if other.provider == target.provider and other.engine in COUNT_PATHS and other.ejection.available(now)
+        ]
+        return min(able, key=lambda other: other.load, default=None)
 
     def _is_estimated(self, status: int, end: End) -> bool:
         """Whether a prompt was read, and no engine said what it was."""

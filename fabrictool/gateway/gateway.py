@@ -283,9 +283,9 @@ class GatewayServer(Handler):
             await asyncio.wait_for(self._gone(), seconds)
         if self._tick is not None:
             self._tick.cancel()
+        self._metrics.recounts.close()
         for connection in list(self.connections):
             connection.stop()
-        self._metrics.recounts.close()
         for target in self.directory:
             target.connector.close()
 

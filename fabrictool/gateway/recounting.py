@@ -1,19 +1,20 @@
 """How many tokens the prompt of a stream was that was given up before its figures came: an engine is asked.
 
 Engines say at a stream's end what its prompt was, and a client that leaves does not wait for it. Some engines take the
-same body at another path and answer how many tokens it is; any replica of the model may be asked, for all read it the
-same way. Nothing waits for this but the books: the record, the limits and the budget of the request.
+same body at another path and answer how many tokens it is: who read it is asked, or, where that one was lost, another
+replica of the same provider, for all read it the same way. Nothing waits for this but the record; limits and budget go
+by an estimate until then.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from typing import TYPE_CHECKING, Annotated, Final
-
-import msgspec
+import logging
+import re
+from typing import TYPE_CHECKING, Final
 
 from fabrictool.engines.adapter import engine_capabilities
+from fabrictool.gateway.accounts import may_have_media
 from fabrictool.gateway.upstream import AnswerListener
 
 if TYPE_CHECKING:
@@ -23,22 +24,19 @@ if TYPE_CHECKING:
     from fabrictool.gateway.modelrequest import ModelRequest
     from fabrictool.gateway.upstream import Upstream
 
+_log = logging.getLogger("fabrictool.gateway")
+
 MOST: Final = 64
 """Questions at a time; what goes beyond is estimated, so that whoever gives up very much costs the engines no more."""
+MOST_OF_A_TENANT: Final = 16
+MOST_OCTETS: Final = 32 * 2**20
+"""Of the bodies of all of them."""
 PATIENCE_S: Final = 5.0
-ANSWER_OCTETS: Final = 16 * 2**20
-"""Engines send the tokens along."""
-_MORE_THAN_TEXT: Final = (b'"image_url"', b'"input_audio"', b'"video_url"', b'"audio_url"')
-"""Parts of a prompt that are no text: what they become is not counted there."""
+HEAD_OCTETS: Final = 4096
+"""Of an answer, that are looked at: the count stands first, and the tokens, which engines send along, behind it."""
 COUNT_PATHS: Final = {name: known.count_path for name, known in engine_capabilities().items() if known.count_path}
 """Engine → path."""
-
-
-class _Counted(msgspec.Struct, frozen=True):
-    count: Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
-
-
-_decoder: Final = msgspec.json.Decoder(_Counted)
+_COUNT: Final = re.compile(rb'\{\s*"count"\s*:\s*([1-9]\d{0,11})\s*[,}]')
 
 
 class Recounts:
@@ -46,6 +44,7 @@ class Recounts:
 
     def __init__(self) -> None:
         self._open: set[_Question] = set()
+        self._closed = False
 
     def __len__(self) -> int:
         return len(self._open)
@@ -53,33 +52,55 @@ class Recounts:
     def ask(self, target: RoutingTarget, asked: ModelRequest, then: Callable[[int | None], None]) -> bool:
         """Have `then` called with the tokens of a request's prompt, or with None; False where nobody can be asked."""
         path = COUNT_PATHS.get(target.engine)
-        if path is None or len(self._open) >= MOST or any(part in asked.body for part in _MORE_THAN_TEXT):
+        if path is None or not self._has_room(asked) or may_have_media(asked.body):
             return False
-        question = _Question(then, self._open.discard)
+        question = _Question(asked, target.context, then, self._open.discard)
         self._open.add(question)
-        question.begin(target, asked, path)
+        question.begin(target, path)
         return True
 
+    def _has_room(self, asked: ModelRequest) -> bool:
+        if self._closed or len(self._open) >= MOST:
+            return False
+        if sum(question.asked.tenant == asked.tenant for question in self._open) >= MOST_OF_A_TENANT:
+            return False
+        return sum(len(question.asked.body) for question in self._open) + len(asked.body) <= MOST_OCTETS
+
     def close(self) -> None:
-        """Whoever still waits for an answer goes on without it."""
+        """Nobody is asked any more, and whoever still waits for an answer goes on without it."""
+        self._closed = True
         for question in list(self._open):
-            question.end(None)
+            try:
+                question.end(None)
+            except Exception:  # noqa: BLE001 - the books of the others are closed all the same
+                _log.exception("the books of a request stay open")
 
 
 class _Question(AnswerListener):
     """One of them, with one answer."""
 
-    def __init__(self, then: Callable[[int | None], None], ended: Callable[[_Question], None]) -> None:
+    # Wide: what is asked, and who hears of the end.
+    def __init__(
+        self,
+        asked: ModelRequest,
+        context: int,
+        then: Callable[[int | None], None],
+        ended: Callable[[_Question], None],
+    ) -> None:
+        """`context`: more tokens than that nobody can have read; 0: it is not known."""
+        self.asked = asked
+        self._context = context
         self._then: Callable[[int | None], None] | None = then
         self._ended = ended
         self._status = 0
-        self._parts: list[bytes] = []
-        self._octets = 0
+        self._head = b""
         self._upstream: Upstream | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._again: Callable[[], Upstream] | None = None
 
-    def begin(self, target: RoutingTarget, asked: ModelRequest, path: str) -> None:
+    def begin(self, target: RoutingTarget, path: str) -> None:
+        asked = self.asked
+
         def send(*, anew: bool = False) -> Upstream:
             return target.connector.start("POST", path, asked.headers, asked.body, asked.caller, self, anew=anew)
 
@@ -103,18 +124,14 @@ class _Question(AnswerListener):
         self._status = status
 
     def body(self, data: bytes) -> None:
-        self._octets += len(data)
-        if self._octets <= ANSWER_OCTETS:
-            self._parts.append(data)
-        else:
-            self.end(None)
+        if len(self._head) < HEAD_OCTETS:
+            self._head += data[:HEAD_OCTETS]
 
     def complete(self, *, sized: bool) -> None:
-        self._upstream, tokens = None, None
-        if self._status == 200:
-            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                tokens = _decoder.decode(b"".join(self._parts)).count
-        self.end(tokens)
+        self._upstream = None
+        told = _COUNT.match(self._head) if self._status == 200 else None
+        tokens = int(told[1]) if told is not None else None
+        self.end(None if tokens is None or 0 < self._context < tokens else tokens)
 
     def failed(self, reason: str, *, refused: bool) -> None:
         self._upstream = None

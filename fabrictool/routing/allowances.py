@@ -96,12 +96,13 @@ class Allowance:
         self.begun += 1
         self._requests.level -= 1
 
-    def leave(self) -> None:
-        """It is over; what it took is told by `take`."""
+    def end(self, tokens: int) -> None:
+        """It is over, and took so many."""
         self._open -= 1
+        self.correct(tokens)
 
-    def take(self, tokens: int) -> None:
-        """One that is over took so many."""
+    def correct(self, tokens: int) -> None:
+        """What is over took so many more than was told."""
         self.used += tokens
         self._tokens.level -= tokens
 
@@ -153,6 +154,10 @@ class Purse:
         """The request for which `most` was set aside took `used`."""
         self.reserved -= most
         self.held += most - used
+
+    def correct(self, more: int) -> None:
+        """What is settled took so many more than was told; no more than there is here, for that is a budget's end."""
+        self.held -= min(more, self.held)
 
     def missing(self, block: int) -> int:
         """How much to take from the ledger, so that it is filled seldom and holds what is asked for."""

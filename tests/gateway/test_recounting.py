@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import random
+from dataclasses import replace
 
 import aiohttp
 import pytest
@@ -11,6 +13,7 @@ from aiohttp import web
 from fabrictool.domain.terms import KeyLimits
 from fabrictool.gateway import recounting
 from fabrictool.gateway.staticlist import StaticNode
+from fabrictool.routing.policies import routing_policy
 from tests.gateway.conftest import until
 from tests.gateway.scripted import ScriptedEngine, chunk, dies, event, says
 
@@ -32,7 +35,7 @@ async def engines():
 
 @pytest_asyncio.fixture
 async def bed(make_bed, engines):
-    nodes = [StaticNode(engine.url, ["m"], "alpha", engine="vllm") for engine in engines]
+    nodes = [StaticNode(engine.url, ["m"], "alpha", engine="vllm", context=100_000) for engine in engines]
     started = await make_bed().start(nodes=nodes)
     yield started
     await started.stop()
@@ -65,8 +68,15 @@ async def test_the_engine_that_read_it_is_asked_in_its_own_words(bed, engines):
 
 @pytest.mark.parametrize(
     "answer",
-    [says({"error": {"message": "no"}}, 400), says({"count": "many"}), says([]), dies(b"{"), says({"count": -3})],
-    ids=["refused", "words", "list", "dies", "below-nothing"],
+    [
+        says({"count": 10**9}),
+        says({"error": {"message": "no"}}, 400),
+        says({"count": "many"}),
+        says([]),
+        dies(b"{"),
+        says({"count": -3}),
+    ],
+    ids=["more-than-a-context", "refused", "words", "list", "dies", "below-nothing"],
 )
 async def test_whatever_it_answers_the_books_are_closed(bed, engines, answer):
     for engine in engines:
@@ -86,29 +96,41 @@ async def test_one_that_does_not_answer_is_not_waited_for(bed, engines, monkeypa
     await asyncio.wait_for(engine.cancelled.wait(), 5)
 
 
-async def test_what_is_over_takes_no_place_while_its_books_are_open(bed, engines):
-    """A key with one request at a time asks again at once, and the tokens of the first are counted once."""
-    limits = KeyLimits(concurrency=1, tokens_per_minute=10_000)
-    bed.gateway.accounts.limit_models({"m": limits})
+async def test_limits_go_by_an_estimate_until_it_is_known(bed, engines):
+    """A key with one request at a time asks again at once, and no token is counted later than its request ends."""
+    bed.gateway.accounts.limit_models({"m": KeyLimits(concurrency=1, tokens_per_minute=10_000)})
+    release = asyncio.Event()
+
+    async def counts(_):
+        await release.wait()
+        return web.json_response({"count": 33})
+
     for engine in engines:
-        engine.script = [engine.hang(), engine.hang()]
-    engine = await given_up(bed, engines)
-    await until(lambda: len(engine.paths) == 2)
+        engine.script = [counts]
+    await given_up(bed, engines)
+    allowance = bed.gateway.accounts._models["m"]
+    await until(lambda: not allowance.open)
+    assert allowance.used in range(ESTIMATE - 15, ESTIMATE + 60)
     assert bed.gateway._metrics.in_flight == 0
     assert not bed.records
-    for other in engines:
-        other.script.insert(0, says({"usage": {"prompt_tokens": 5, "completion_tokens": 2}}))
-    async with (
-        aiohttp.ClientSession(headers={"authorization": f"Bearer {bed.KEY}"}) as http,
-        http.post(f"{bed.url}/v1/chat/completions", json={"model": "m", "messages": []}) as answer,
-    ):
-        assert answer.status == 200
-    allowance = bed.gateway.accounts._models["m"]
-    assert (allowance.open, allowance.used) == (0, 7)
-    await bed.gateway.drain(0)
-    _, second = bed.records
-    assert second.end == "cancelled"
-    assert (allowance.open, allowance.used) == (0, 7 + second.prompt_tokens + second.completion_tokens)
+    release.set()
+    await until(lambda: bed.records)
+    assert bed.records[0].prompt_tokens == 33
+    assert allowance.used == 33 + bed.records[0].completion_tokens
+
+
+async def test_what_is_shared_is_a_part_of_what_is_known(bed, engines):
+    bed.gateway.sinks.append(lambda _: None)
+    for engine in engines:
+        engine.script = [says({"count": 700}), says({"count": 700})]
+    for number in (1, 2):
+        await given_up(bed, engines, content="word " * 2000)
+        await until(lambda number=number: len(bed.records) == number)
+        for engine in engines:
+            engine.script = [says({"count": 700})]
+            engine.paths.clear()
+    assert bed.records[1].prefix_of == bed.records[0].id
+    assert 600 < bed.records[1].prefix_tokens <= bed.records[1].prompt_tokens == 700
 
 
 async def test_a_gateway_that_ends_writes_down_what_it_knows(bed, engines):
@@ -121,35 +143,88 @@ async def test_a_gateway_that_ends_writes_down_what_it_knows(bed, engines):
     assert bed.records[0].prompt_tokens > 0
 
 
-async def test_of_what_broke_off_another_replica_is_asked(bed, engines):
+async def broken_off(make_bed, engines, others, path="/v1/chat/completions"):
+    """A stream whose engine, of vLLM, dies; `others`: (kind, provider) of further ones, each of which could count."""
+
     async def counts(_):
         return web.json_response({"count": 55})
 
+    kinds = [("vllm", "alpha"), *others]
+    nodes = [StaticNode(e.url, ["m"], whose, engine=kind) for e, (kind, whose) in zip(engines, kinds, strict=True)]
+    bed = await make_bed().start("round-robin", nodes=nodes)
+    engines[0].script = [dies(BEGUN)]
+    for engine in engines[1:]:
+        engine.script = [counts]
+    for target in bed.gateway.directory:  # the first one is asked
+        target.in_flight += target.replica != engines[0].url.removeprefix("http://")
+    bed.gateway.reload(
+        replace(bed.gateway._rules, routing_policy=routing_policy("least-loaded", random.Random(1))),
+        bed.gateway._keyring,
+        {},
+    )
     body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hello"}]}
+    async with (
+        aiohttp.ClientSession(headers={"authorization": f"Bearer {bed.KEY}"}) as http,
+        http.post(bed.url + path, json=body) as answer,
+    ):
+        assert b"error" in await answer.read()
+    await until(lambda: bed.records)
+    (record,) = bed.records
+    assert record.end == "broken"
+    await bed.stop()
+    return record.prompt_tokens == 55
+
+
+@pytest.mark.parametrize(
+    ("others", "asked"),
+    [
+        ([("vllm", "alpha")], 1),
+        ([("reference", "alpha")], 1),
+        ([("sglang", "alpha"), ("vllm", "alpha")], 2),
+        ([("vllm", "beta"), ("vllm", "alpha")], 2),
+        ([("vllm", "beta")], None),
+        ([("sglang", "alpha")], None),
+    ],
+)
+async def test_of_what_broke_off_another_replica_of_its_provider_is_asked(make_bed, others, asked):
+    engines = [ScriptedEngine() for _ in range(1 + len(others))]
     for engine in engines:
-        engine.script = [dies(BEGUN), counts]
+        await engine.start()
+    assert await broken_off(make_bed, engines, others) == (asked is not None)
+    assert [at for at, engine in enumerate(engines) if "/tokenize" in engine.paths] == (
+        [] if asked is None else [asked]
+    )
+    for engine in engines:
+        await engine.stop()
+
+
+async def test_a_gateway_that_ends_sends_no_prompt_anywhere(bed, engines):
+    """Its streams are broken off by itself."""
+    for engine in engines:
+        engine.script = [engine.hang(BEGUN)]
+    body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hello"}]}
     async with (
         aiohttp.ClientSession(headers={"authorization": f"Bearer {bed.KEY}"}) as http,
         http.post(f"{bed.url}/v1/chat/completions", json=body) as answer,
     ):
-        read = await answer.read()
-    assert b"error" in read
-    first, second = sorted(engines, key=lambda engine: engine.paths != ["/v1/chat/completions"])
-    second.script = [counts]
-    await until(lambda: bed.records)
-    assert (first.paths, second.paths) == (["/v1/chat/completions"], ["/tokenize"])
-    assert (bed.records[0].end, bed.records[0].prompt_tokens) == ("broken", 55)
+        await answer.content.readuntil(b"\n\n")
+        await bed.gateway.drain(0)
+        await until(lambda: bed.records)
+    assert bed.records[0].prompt_tokens > 0
+    assert len(bed.gateway._metrics.recounts) == 0
+    assert sorted(path for engine in engines for path in engine.paths) == ["/v1/chat/completions"]
 
 
-async def test_pictures_are_not_asked_about(bed, engines):
-    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
-    engine = await given_up(bed, engines, content=[picture])
+@pytest.mark.parametrize("kind", ["image_url", "image_embeds", "input_audio", "file"])
+async def test_pictures_are_not_asked_about(bed, engines, kind):
+    engine = await given_up(bed, engines, content=[{"type": kind, kind: {"url": "data:image/png;base64,AA=="}}])
     await until(lambda: bed.records)
     assert engine.paths == ["/v1/chat/completions"]
 
 
-async def test_there_is_an_end_to_what_is_asked(bed, engines, monkeypatch):
-    monkeypatch.setattr(recounting, "MOST", 0)
+@pytest.mark.parametrize("bound", ["MOST", "MOST_OF_A_TENANT", "MOST_OCTETS"])
+async def test_there_is_an_end_to_what_is_asked(bed, engines, monkeypatch, bound):
+    monkeypatch.setattr(recounting, bound, 0)
     engine = await given_up(bed, engines)
     await until(lambda: bed.records)
     assert engine.paths == ["/v1/chat/completions"]

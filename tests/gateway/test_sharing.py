@@ -57,8 +57,7 @@ class Worker:
 
     def end(self, tokens=0):
         for allowance in self.open.pop().allowances:
-            allowance.leave()
-            allowance.take(tokens)
+            allowance.end(tokens)
 
 
 async def talk(*workers):

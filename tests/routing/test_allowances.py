@@ -20,8 +20,7 @@ def test_requests_a_minute():
 def test_tokens_a_minute_are_made_good_afterwards():
     allowance = Allowance(KeyLimits(tokens_per_minute=60), 0.0)
     allowance.begin()
-    allowance.leave()
-    allowance.take(120)
+    allowance.end(120)
     assert allowance.refusal(0.0) == ("tokens", 61.0)
     assert allowance.refusal(61.0) is None
 
@@ -30,7 +29,7 @@ def test_open_requests():
     allowance = Allowance(KeyLimits(concurrency=1), 0.0)
     allowance.begin()
     assert allowance.refusal(9.0) == ("concurrency", 1.0)
-    allowance.leave()
+    allowance.end(0)
     assert allowance.refusal(9.0) is None
 
 
@@ -69,3 +68,16 @@ def test_a_purse_gives_what_it_was_filled_with(steps):
             used += min(part, most)
         assert used + purse.held + purse.reserved == filled
         assert used <= filled
+
+
+def test_what_is_learned_later_is_corrected_within_what_a_purse_holds():
+    purse = Purse(0.0)
+    purse.held = 150
+    assert purse.reserve(100, 0.0)
+    purse.settle(100, 40)
+    purse.correct(-10)
+    assert (purse.held, purse.reserved) == (120, 0)
+    purse.correct(30)
+    assert purse.held == 90
+    purse.correct(1000)
+    assert purse.held == 0, "what another request could not have is not owed"
