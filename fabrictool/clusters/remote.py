@@ -26,6 +26,7 @@ from fabrictool.clusters.heartbeats import LOOK_AGAIN_S, Heartbeats, skew_s
 from fabrictool.clusters.jobs import away, follower_files, job_of, run_folder, tar, told_files
 from fabrictool.clusters.protocol import JobScript
 from fabrictool.clusters.schedulers import shell
+from fabrictool.clusters.schedulers.apart import awaited
 from fabrictool.clusters.schedulers.processes import Processes
 from fabrictool.clusters.survey import Looker, read_survey
 from fabrictool.clusters.weights.readiness import not_ready
@@ -195,15 +196,9 @@ class RemoteCluster:
         for unit in units:
             try:
                 job = self._job(unit, survey)
-                shape = (
-                    job.partition,
-                    job.nodes,
-                    job.devices,
-                    job.whole_node,
-                    job.cpus,
-                    job.memory,
-                    job.begin_in_s > 0,
-                )
+                shape = job.shape
+                if waits := awaited(survey.scheduler, job):
+                    warnings[waits] = None
                 if shape not in starts and len(starts) < MOST_ESTIMATES:
                     starts[shape] = self._estimate(job, survey)
             except FabrictoolError as error:

@@ -28,7 +28,12 @@ STUCK_HINTS: Mapping[Blocked, str] = {
 }
 
 
-_KINDS: Mapping[Cause, DriftKind] = {"silence": "degraded", "requeued": "degraded", "successors": "changed"}
+_KINDS: Mapping[Cause, DriftKind] = {
+    "silence": "degraded",
+    "requeued": "degraded",
+    "successors": "changed",
+    "nodes": "changed",
+}
 """Of those that are not just at their end."""
 
 

@@ -18,6 +18,7 @@ from fabrictool.planner.diff import WantedUnit, actions
 from fabrictool.planner.dormant import dormant, expected_at
 from fabrictool.planner.drift import drift_of
 from fabrictool.planner.loads import with_loader
+from fabrictool.planner.node_parts import too_close
 from fabrictool.planner.plan import unsolved
 from fabrictool.planner.readset import healing_facts
 from fabrictool.planner.succession import successions
@@ -98,7 +99,7 @@ def heal(
         for address, unit in state.applied_units.items()
         if unit.cluster in evidence.clusters
     }
-    expiring = successions(evidence, now)
+    expiring = too_close((unit.spec for unit in wanted.values()), evidence) | successions(evidence, now)
     drift = drift_of(evidence, expiring)
     chosen, held, capped = [], [], []
     late = {address: sum(now - WINDOW_S < at for at in times) for address, times in state.healed.items()}
