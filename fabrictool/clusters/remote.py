@@ -197,9 +197,9 @@ class RemoteCluster:
             try:
                 job = self._job(unit, survey)
                 shape = job.shape
-                if waits := awaited(survey.scheduler, job):
-                    warnings[waits] = None
-                if shape not in starts and len(starts) < MOST_ESTIMATES:
+                if waits := awaited(survey.scheduler, job):  # Slurm says "never" of nodes that are away
+                    warnings[waits] = starts[shape] = None
+                elif shape not in starts and len(starts) < MOST_ESTIMATES:
                     starts[shape] = self._estimate(job, survey)
             except FabrictoolError as error:
                 warnings |= {f"{problem.code} {problem.message}": None for problem in error.problems}

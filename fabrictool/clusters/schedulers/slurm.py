@@ -53,6 +53,8 @@ _BLOCKED: tuple[tuple[str, Blocked], ...] = (
 """Reasons of jobs that wait (``squeue`` manual, "JOB REASON CODES") and do not start by waiting alone. Limits of groups
 and "Nodes required for job are DOWN, DRAINED or reserved …" are the usual queue of a busy partition."""
 _GRES = re.compile(r"gpu(?::([A-Za-z0-9_.-]+?))??:(\d+)")
+_AWAY = re.compile("down|drain|fail|inval|unknown")
+"""How the states begin of nodes on which nothing starts, whether something still runs there or not."""
 _NEVER = frozenset(["", "N/A", "NONE", "(null)", "Unknown", "0"])
 
 
@@ -267,7 +269,7 @@ def _queues(lines: Iterable[str], waiting: Sequence[str]) -> dict[str, Queue]:
                 f"unexpected output of sinfo: {line[:120]!r}",
                 hint="report it with the output of `sinfo --version`",
             )
-        name, up, nodes, cpus, memory, longest, busy_idle, gres, _, names = parts
+        name, up, nodes, cpus, memory, longest, busy_idle, gres, state, names = parts
         busy, _, idle = busy_idle.partition("/")
         kinds = _GRES.search(gres)
         before = queues.get(name, Queue())
@@ -275,7 +277,7 @@ def _queues(lines: Iterable[str], waiting: Sequence[str]) -> dict[str, Queue]:
             nodes=hostlist_of(hostlist(names)),
             devices=int(kinds.group(2)) if kinds else 0,
             device=(kinds.group(1) or "") if kinds else "",
-            away=not leading_number(busy) and not leading_number(idle),
+            away=_AWAY.match(state) is not None,
         )
         # The order of the lines depends on the nodes' states, which must not choose the type.
         larger = (of_this.devices, before.device) > (before.devices, of_this.device)
