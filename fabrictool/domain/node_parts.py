@@ -74,6 +74,11 @@ def nodes_of(queue: Queue, devices: int, left_out: AbstractSet[str] = frozenset(
     return PartitionNodes(tuple(sorted(able)), away, frozenset(every.keys() - able.keys()))
 
 
+def devices_of(partition: Partition) -> int:
+    """That a node must have to count; 0 where schedulers count none."""
+    return 0 if partition.device == "cpu" else partition.devices_per_node
+
+
 def left_out_by(partition: Partition) -> frozenset[str]:
     """What the inventory's own ``exclude`` keeps its jobs from."""
     return frozenset(hostlist(partition.job.options.get("exclude", "")))

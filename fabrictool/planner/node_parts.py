@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fabrictool.domain.address import Address, number_of
-from fabrictool.domain.node_parts import PartitionNodes, left_out_by, nodes_of
+from fabrictool.domain.node_parts import PartitionNodes, devices_of, left_out_by, nodes_of
 from fabrictool.domain.specs import AgentSpec, NodePart
 from fabrictool.planner.lost_together import deals_parts, may_share_a_node
 from fabrictool.planner.succession import Succession
@@ -96,9 +96,7 @@ def _nodes(spec: AgentSpec, inventory: Inventory, evidence: Evidence) -> Partiti
     queue = partition.queue or spec.partition
     names = [name for name, its in described.partitions.items() if (its.queue or name) == queue]
     told = [facts.queues[name] for name in names if facts is not None and name in facts.queues]
-    counted = not may_share_a_node(described, partition)
-    devices = partition.devices_per_node if counted else 0
-    return nodes_of(told[0], devices, left_out_by(partition)) if told else PartitionNodes(())
+    return nodes_of(told[0], devices_of(partition), left_out_by(partition)) if told else PartitionNodes(())
 
 
 def _stands_on(spec: AgentSpec, evidence: Evidence) -> set[str]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.catalog import accelerators
 from fabrictool.clusters.schedulers.protocol import Apart
 from fabrictool.domain.hostlist import hostlist_of
-from fabrictool.domain.node_parts import left_out_by, nodes_of
+from fabrictool.domain.node_parts import devices_of, left_out_by, nodes_of
 from fabrictool.domain.observed import Queue
 from fabrictool.domain.specs import AgentSpec, NodePart
 
@@ -55,10 +54,9 @@ def apart_of(
             continue
         if other.model == spec.model and other.phase != "prefill":
             (beside if isinstance(other.node_part, NodePart) else near).update(filter(None, unit.node.split(",")))
-    counted = accelerators()[partition.device].kind != "cpu"
     return Apart(
         part,
-        devices=partition.devices_per_node if counted else 0,
+        devices=devices_of(partition),
         left_out=left_out_by(partition),
         beside=frozenset(beside),
         near=frozenset(near),
