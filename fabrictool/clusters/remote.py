@@ -114,7 +114,7 @@ class RemoteCluster:
             known=True,
             units=survey.units,
             scheduler=facts.name,
-            queues={self._named(queue): described for queue, described in facts.queues.items()},
+            queues={self._named(queue): self._told(queue, its) for queue, its in facts.queues.items()},
             away=tuple(
                 msgspec.structs.replace(
                     reservation, partitions=tuple(self._named(queue) for queue in reservation.partitions)
@@ -131,6 +131,11 @@ class RemoteCluster:
         """The inventory's name of a partition; what it does not name keeps the scheduler's."""
         partitions = self._described.partitions.items()
         return next((name for name, partition in partitions if (partition.queue or name) == queue), queue)
+
+    def _told(self, name: str, queue: Queue) -> Queue:
+        """Names of nodes only where they can matter: they are most of what is known of a large site."""
+        ours = self._named(name) in self._described.partitions
+        return queue if ours else msgspec.structs.replace(queue, kinds=())
 
     def survey(self) -> Survey:
         """The last look, or the first; raises what a login node that does not answer raises."""

@@ -19,7 +19,7 @@ from fabrictool.planner.lost_together import deals_parts, may_share_a_node
 from fabrictool.planner.succession import Succession
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from fabrictool.domain.blueprint import Blueprint
     from fabrictool.domain.evidence import Evidence
@@ -116,6 +116,16 @@ def _queued_part(spec: AgentSpec, evidence: Evidence) -> NodePart | None:
         return None
     same = former.partition == spec.partition and former.on_nodes == spec.on_nodes
     return former.node_part if same and isinstance(former.node_part, NodePart) else None
+
+
+def with_too_close(
+    expiring: Mapping[str, Succession], wanted: Iterable[UnitSpec], evidence: Evidence
+) -> dict[str, Succession]:
+    """`expiring`, and what is too close. Who ends anyway leaves for the former reason; telling it something else while
+    it serves must not keep it where it is.
+    """
+    ending = {operation: succession for operation, succession in expiring.items() if not succession.in_place}
+    return {**expiring, **too_close(wanted, evidence), **ending}
 
 
 def too_close(wanted: Iterable[UnitSpec], evidence: Evidence) -> dict[str, Succession]:

@@ -17,8 +17,9 @@ from fabrictool.domain.plan import spec_digest
 from fabrictool.domain.specs import AgentSpec, NodePart, encode_spec
 from fabrictool.domain.state import Applied, State
 from fabrictool.planner.healing import heal
-from fabrictool.planner.node_parts import too_close, with_node_parts
+from fabrictool.planner.node_parts import too_close, with_node_parts, with_too_close
 from fabrictool.planner.one_node import least_nodes
+from fabrictool.planner.succession import Succession
 from fabrictool.planner.verify import violations
 from tests.planner.test_one_node import GPUS, LOGIN, SPREAD, loaded, planned, refused, told
 
@@ -180,6 +181,18 @@ def test_the_rule_moves_one_of_two_that_are_on_one_node(tmp_path):
     assert (replaced.stop_first, replaced.reason.partition(";")[0]) == (
         False, "it is on one node with m/0 of its model (`spread: node`)",
     )  # fmt: skip
+
+
+def test_what_ends_anyway_says_why_and_what_would_only_be_told_moves():
+    spec = msgspec.structs.replace(AGENT, node_part=NodePart((0,), 2))
+    specs = {name: msgspec.structs.replace(spec, replica=name) for name in ("m/0", "m/1")}
+    evidence = seen(specs, {"m/0": "n1", "m/1": "n1"})
+    operation = "replica-m-1-g1-l"
+    tell = Succession("successors", "0 of 2 jobs that may follow it are prepared", in_place=True)
+    end = Succession("walltime", "its allocation ends")
+    for before, cause in (({}, "nodes"), ({operation: tell}, "nodes"), ({operation: end}, "walltime")):
+        assert with_too_close(before, specs.values(), evidence)[operation].cause == cause
+    assert set(with_too_close({"other": tell}, specs.values(), evidence)) == {"other", operation}
 
 
 def test_two_on_one_node_stay_when_others_make_up_the_minimum(tmp_path):
