@@ -189,6 +189,20 @@ def test_queues():
     assert [kind.away for kind in cpu.kinds] == [True]
 
 
+@pytest.mark.parametrize(
+    ("states", "away"),
+    [
+        (["idle", "mixed", "allocated", "completing", "planned", "reserved", "idle~", "idle#", "mixed-"], False),
+        (["down", "down*", "idle*", "drained", "draining", "drained*", "fail", "failing", "maint", "unknown"], True),
+    ],
+)
+def test_states_in_which_nothing_starts_on_a_node(states, away):
+    for state in states:
+        line = f"gpu|up|1|64|9|1|{'1/0' if state == 'draining' else '0/1'}|gpu:h100:2|{state}|n1"
+        (kind,) = read_survey(text(queues=[line]), Slurm(), thing="c").scheduler.queues["gpu"].kinds
+        assert kind.away == away, state
+
+
 def test_the_type_of_the_largest_nodes_counts_in_whatever_order_their_states_bring_them():
     lines = ["gpu|up|1|64|9|1|0/1|gpu:a100:4|idle|n1", "gpu|up|1|64|9|1|0/1|gpu:h100:8|idle|n2"]
     for order in (lines, lines[::-1]):

@@ -53,8 +53,9 @@ _BLOCKED: tuple[tuple[str, Blocked], ...] = (
 """Reasons of jobs that wait (``squeue`` manual, "JOB REASON CODES") and do not start by waiting alone. Limits of groups
 and "Nodes required for job are DOWN, DRAINED or reserved …" are the usual queue of a busy partition."""
 _GRES = re.compile(r"gpu(?::([A-Za-z0-9_.-]+?))??:(\d+)")
-_AWAY = re.compile("down|drain|fail|inval|unknown")
-"""How the states begin of nodes on which nothing starts, whether something still runs there or not."""
+_AWAY = re.compile(r"down|drain|fail|inval|maint|unknown|\w+\*")
+"""How the states begin of nodes on which nothing starts, whether something still runs there or not; with ``*`` they do
+not answer (``sinfo`` manual, "NODE STATE CODES"). Reserved ones may be so for us."""
 _NEVER = frozenset(["", "N/A", "NONE", "(null)", "Unknown", "0"])
 
 
