@@ -13,6 +13,7 @@ import msgspec
 from fabrictool.cli.forecast_answers import PlacedRow, StageRow
 from fabrictool.cli.output import say
 from fabrictool.cli.solve_watch import SearchClock
+from fabrictool.planner.apart_search import searched_apart
 from fabrictool.planner.solvers.exact import ExactSolver
 
 if TYPE_CHECKING:
@@ -47,7 +48,13 @@ class Searches:
         part_s = self._share * self.clock.left_s() / max(1, self._number - self.complete)
         until = time.monotonic() + max(self._least_s, part_s)
         solver = ExactSolver(lambda: 0.0 if self.clock.interrupted else until - time.monotonic())
-        *_, solution = solver.solve(problem, deadline_s=self._limit.work_s / self._number, seed=self._seed)
+        work_s = self._limit.work_s / self._number
+
+        def search(asked: PlacementProblem, work: float) -> tuple[Solution, bool]:
+            *_, last = solver.solve(asked, deadline_s=max(0.01, work_s - work), seed=self._seed)
+            return last, False  # Ctrl-C is the clock's here: what it ends has a placement
+
+        _, solution, _ = searched_apart(problem, search)
         self.complete += 1
         passed = time.monotonic() - self._began
         if sys.stderr.isatty() and passed > PATIENCE_S and self.complete < self._number:

@@ -15,6 +15,7 @@ from fabrictool.base.errors import FabrictoolError
 from fabrictool.clusters.allocation import allocation
 from fabrictool.clusters.environment.interpreter import MODULES_THERE, python_of
 from fabrictool.clusters.schedulers import shell
+from fabrictool.clusters.schedulers.apart import apart_of
 from fabrictool.clusters.schedulers.protocol import ENDS_AT, Job
 from fabrictool.domain.observed import Away
 from fabrictool.domain.specs import AgentSpec, GatewaySpec, encode_spec
@@ -98,6 +99,7 @@ def job_of(
         begin_in_s=granted.begin_in_s,
         warning_s=spec.drain_s + WARNING_MARGIN_S,
         options=request.options,
+        apart=apart_of(unit.address, spec, described, survey.units, survey.specs),
         step_options=request.step_options,
     )
 

@@ -26,6 +26,7 @@ from fabrictool.clusters.heartbeats import LOOK_AGAIN_S, Heartbeats, skew_s
 from fabrictool.clusters.jobs import away, follower_files, job_of, run_folder, tar, told_files
 from fabrictool.clusters.protocol import JobScript
 from fabrictool.clusters.schedulers import shell
+from fabrictool.clusters.schedulers.apart import awaited
 from fabrictool.clusters.schedulers.processes import Processes
 from fabrictool.clusters.survey import Looker, read_survey
 from fabrictool.clusters.weights.readiness import not_ready
@@ -113,7 +114,7 @@ class RemoteCluster:
             known=True,
             units=survey.units,
             scheduler=facts.name,
-            queues={self._named(queue): described for queue, described in facts.queues.items()},
+            queues={self._named(queue): self._told(queue, its) for queue, its in facts.queues.items()},
             away=tuple(
                 msgspec.structs.replace(
                     reservation, partitions=tuple(self._named(queue) for queue in reservation.partitions)
@@ -130,6 +131,11 @@ class RemoteCluster:
         """The inventory's name of a partition; what it does not name keeps the scheduler's."""
         partitions = self._described.partitions.items()
         return next((name for name, partition in partitions if (partition.queue or name) == queue), queue)
+
+    def _told(self, name: str, queue: Queue) -> Queue:
+        """Names of nodes only where they can matter: they are most of what is known of a large site."""
+        ours = self._named(name) in self._described.partitions
+        return queue if ours else msgspec.structs.replace(queue, kinds=())
 
     def survey(self) -> Survey:
         """The last look, or the first; raises what a login node that does not answer raises."""
@@ -195,16 +201,10 @@ class RemoteCluster:
         for unit in units:
             try:
                 job = self._job(unit, survey)
-                shape = (
-                    job.partition,
-                    job.nodes,
-                    job.devices,
-                    job.whole_node,
-                    job.cpus,
-                    job.memory,
-                    job.begin_in_s > 0,
-                )
-                if shape not in starts and len(starts) < MOST_ESTIMATES:
+                shape = job.shape
+                if waits := awaited(survey.scheduler, job):  # Slurm says "never" of nodes that are away
+                    warnings[waits] = starts[shape] = None
+                elif shape not in starts and len(starts) < MOST_ESTIMATES:
                     starts[shape] = self._estimate(job, survey)
             except FabrictoolError as error:
                 warnings |= {f"{problem.code} {problem.message}": None for problem in error.problems}

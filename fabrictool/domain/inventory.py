@@ -253,6 +253,18 @@ class JobRequest(Document):
         """Whose share of the machine jobs use, by the option that schedulers have for it; "": the user's usual one."""
         return next((self.options[name] for name in ("account", "A", "P", "project") if name in self.options), "")
 
+    @property
+    def names_nodes(self) -> bool:
+        """Whether its own options say which nodes jobs have, so that we cannot; what ``exclude`` names in so many words
+        is just left out by us, too.
+        """
+        named = any(
+            len(name) > 2 and option.startswith(name) and name != "exclude"
+            for name in self.options
+            for option in ("nodelist", "nodefile", "exclude")
+        )
+        return named or "/" in self.options.get("exclude", "")
+
     @model_validator(mode="after")
     def _unprotected(self) -> JobRequest:
         for name in (*self.options, *self.step_options):
@@ -408,6 +420,11 @@ class ClusterSpec(Document):
         joined its owner says whom it serves.
         """
         return self.kind not in ("kubernetes", "joined")
+
+    @property
+    def leaves_out_nodes(self) -> bool:
+        """Whether a job can say on which nodes it must not be, and the scheduler names all nodes."""
+        return self.kind == "slurm"
 
     @property
     def bare(self) -> bool:

@@ -119,6 +119,19 @@ def generation(operation: str) -> int:
     return int(middle) if middle.isdecimal() else 0
 
 
+class NodeKind(msgspec.Struct, frozen=True, kw_only=True):
+    """Equal nodes of one partition, by name."""
+
+    nodes: str
+    """As the scheduler writes many of them, such as ``n[01-03,7]`` (`domain.hostlist`)."""
+    devices: int = 0
+    """Accelerators of each."""
+    device: str = ""
+    """Their type in the scheduler's words."""
+    away: bool = False
+    """They are down or drained."""
+
+
 class Queue(msgspec.Struct, frozen=True, kw_only=True):
     """One partition of a scheduler, as it says itself."""
 
@@ -140,6 +153,8 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
     """Of a node."""
     memory: int = 0
     """Of a node, in octets."""
+    kinds: tuple[NodeKind, ...] = ()
+    """Its nodes, where the scheduler names them."""
 
 
 class Away(msgspec.Struct, frozen=True, kw_only=True):

@@ -141,6 +141,19 @@ class AgentTrust(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Providers whose gateways may ask; empty: any of the federation."""
 
 
+class NodePart(msgspec.Struct, frozen=True, array_like=True):
+    """Where in its partition a replica may stand that is to be on nodes of its own (`domain.node_parts`)."""
+
+    numbers: tuple[int, ...]
+    """As many parts as it stands on nodes."""
+    of: int
+    """So many parts, from 0 on."""
+
+    def __str__(self) -> str:
+        which = ", ".join(str(number + 1) for number in self.numbers)
+        return f"part{'s' if len(self.numbers) > 1 else ''} {which} of {self.of}"
+
+
 DEFAULT_LOADER = "default"
 """The engine's own way to read weights."""
 
@@ -225,6 +238,8 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="agent", tag_fiel
     serves them as they come."""
     loaders: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     """Among which each start chooses by what was measured; unset: there is no choice."""
+    node_part: NodePart | msgspec.UnsetType = msgspec.UNSET
+    """Of the nodes on which its job may start; not written where any will do."""
 
     @property
     def is_extra(self) -> bool:
@@ -580,8 +595,8 @@ IN_PLACE = (
     "patience",
 )  # fmt: skip
 """Fields of a `GatewaySpec` that a gateway takes over while it serves; for any other a new one must start."""
-AGENT_IN_PLACE = ("trust", "hubs", "idle_after_s", "successors", "extra", "measure_s", "priorities")
-"""The same of an `AgentSpec`; the last two when its engine is started the next time."""
+AGENT_IN_PLACE = ("trust", "hubs", "idle_after_s", "successors", "extra", "node_part", "measure_s", "priorities")
+"""The same of an `AgentSpec`; `node_part` is for what follows it, the last two for when its engine is started next."""
 
 
 def in_place(spec: UnitSpec) -> tuple[str, ...]:
@@ -613,14 +628,14 @@ def without_hubs(spec: UnitSpec) -> UnitSpec:
 
 def lasting(spec: UnitSpec) -> UnitSpec:
     """What a unit that differs in it has to be replaced for, or, of a gateway, told anew. Whom an agent serves, when
-    it may end and what follows it, and how its next engine starts, is left out: one that cannot be told now, such as a
-    job in a queue, must not lose its place for it.
+    it may end and what follows it and where, and how its next engine starts, is left out: one that cannot be told now,
+    such as a job in a queue, must not lose its place for it.
     """
     spec = without_hubs(spec)
     if not isinstance(spec, AgentSpec):
         return spec
-    left_out = dict.fromkeys(("trust", "idle_after_s", "successors", "extra", "measure_s", "priorities"), msgspec.UNSET)
-    return msgspec.structs.replace(spec, **left_out)
+    names = ("trust", "idle_after_s", "successors", "extra", "node_part", "measure_s", "priorities")
+    return msgspec.structs.replace(spec, **dict.fromkeys(names, msgspec.UNSET))
 
 
 _decoder = msgspec.json.Decoder(UnitSpec)

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
+from fabrictool.planner.apart_search import searched_apart
 from fabrictool.planner.assign import assign
 from fabrictool.planner.fairness import FAIRNESS
 from fabrictool.planner.forecast import forecast
 from fabrictool.planner.hysteresis import steadied
-from fabrictool.planner.infeasible import explain_infeasible
 from fabrictool.planner.judged import ROUNDS, lessons, shortfall, taught, with_reasons
 from fabrictool.planner.node_spread import crowded
 from fabrictool.planner.problem import replica_key
@@ -178,23 +178,13 @@ def _found(
 def _searched(
     problem: PlacementProblem, options: SearchOptions, warm: Solution | None
 ) -> tuple[PlacementProblem, Solution, bool]:
-    """The problem with the columns of its solution, the solution, and whether Ctrl-C stopped the search.
+    """The problem with the columns of its solution, the solution, and whether Ctrl-C stopped the search."""
 
-    Where replicas that are to be on different nodes have no room so, it is searched again with more careful rows.
-    """
-    work, ended = 0.0, False
-    while True:
+    def search(asked: PlacementProblem, work: float) -> tuple[Solution, bool]:
         within = max(0.01, round(options.work_s - work, 2))
-        search = options.solver.solve(problem, deadline_s=within, seed=options.seed, warm=warm)
-        solution, stopped = _last(search, options.progress)
-        whole = solution.whole(problem)
-        work, ended = round(work + solution.work, 2), ended or solution.ended
-        tight = crowded(whole, solution.counts)
-        if not tight:
-            return whole, replace(solution, work=work, ended=ended), stopped
-        if tight <= problem.crowded:
-            raise explain_infeasible(problem)
-        problem = replace(problem, crowded=problem.crowded | tight)
+        return _last(options.solver.solve(asked, deadline_s=within, seed=options.seed, warm=warm), options.progress)
+
+    return searched_apart(problem, search)
 
 
 def _stays(model: str, placement: Placement, rates: Mapping[OptionKey, float], former: Chosen) -> bool:

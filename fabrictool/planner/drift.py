@@ -28,7 +28,12 @@ STUCK_HINTS: Mapping[Blocked, str] = {
 }
 
 
-_KINDS: Mapping[Cause, DriftKind] = {"silence": "degraded", "requeued": "degraded", "successors": "changed"}
+_KINDS: Mapping[Cause, DriftKind] = {
+    "silence": "degraded",
+    "requeued": "degraded",
+    "successors": "changed",
+    "nodes": "changed",
+}
 """Of those that are not just at their end."""
 
 
@@ -43,7 +48,7 @@ class Drift:
 
 
 def drift_of(evidence: Evidence, expiring: Mapping[str, Succession]) -> tuple[Drift, ...]:
-    """Every way; `expiring` is what `succession.successions` says."""
+    """Every way; `expiring` is what `healing.cannot_stay` says."""
     running = evidence.observed.running()
     drift = [*_not_running(evidence, running)]
     kind: DriftKind

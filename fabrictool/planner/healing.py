@@ -18,6 +18,7 @@ from fabrictool.planner.diff import WantedUnit, actions
 from fabrictool.planner.dormant import dormant, expected_at
 from fabrictool.planner.drift import drift_of
 from fabrictool.planner.loads import with_loader
+from fabrictool.planner.node_parts import with_too_close
 from fabrictool.planner.plan import unsolved
 from fabrictool.planner.readset import healing_facts
 from fabrictool.planner.succession import successions
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.specs import UnitSpec
     from fabrictool.domain.state import State
     from fabrictool.planner.drift import Drift
+    from fabrictool.planner.succession import Succession
 
 BACK_OFF_S = 30.0
 LONGEST_BACK_OFF_S = 3600.0
@@ -98,7 +100,7 @@ def heal(
         for address, unit in state.applied_units.items()
         if unit.cluster in evidence.clusters
     }
-    expiring = successions(evidence, now)
+    expiring = cannot_stay(evidence, now)
     drift = drift_of(evidence, expiring)
     chosen, held, capped = [], [], []
     late = {address: sum(now - WINDOW_S < at for at in times) for address, times in state.healed.items()}
@@ -136,6 +138,12 @@ def heal(
         extra=sum(unit.spec.is_extra and address not in evidence.observed.living() for address, unit in wanted.items()),
         capped=tuple(capped),
     )
+
+
+def cannot_stay(evidence: Evidence, now: float) -> dict[str, Succession]:
+    """Operation → why what was applied needs another unit, or another word, although nothing about it changed."""
+    applied = (unit.spec for unit in evidence.state.applied_units.values() if unit.cluster in evidence.clusters)
+    return with_too_close(successions(evidence, now), applied, evidence)
 
 
 def _to_start(spec: UnitSpec, state: State) -> UnitSpec:

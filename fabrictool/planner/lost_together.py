@@ -25,12 +25,17 @@ def may_share_a_node(cluster: ClusterSpec, partition: Partition) -> bool:
 
 
 def keeps_apart(cluster: ClusterSpec, partition: Partition) -> bool:
-    """Whether whoever picks the nodes of a partition knows where others of a model are, and keeps it from them.
+    """Whether replicas of a model are on different nodes of a partition if the blueprint wants that.
 
-    The planner does, where it gives devices away. Batch schedulers put jobs wherever there is room, as close together
-    as they can.
+    The planner sees to it where it gives devices away. Batch schedulers put jobs wherever there is room, as close
+    together as they can, unless jobs say where they must not be.
     """
-    return cluster.bare and not may_share_a_node(cluster, partition)
+    return (cluster.bare and not may_share_a_node(cluster, partition)) or deals_parts(cluster, partition)
+
+
+def deals_parts(cluster: ClusterSpec, partition: Partition) -> bool:
+    """Whether each of such replicas has a part of the partition's nodes (`domain.node_parts`)."""
+    return cluster.leaves_out_nodes and partition.tier == "owned" and not partition.job.names_nodes
 
 
 def unkept_losses(

@@ -6,8 +6,8 @@ else is there, those that have room on one are thought to be on one, as they are
 
 For each option a column says how many of its replicas are on nodes of their own. The rows over these are nearly exact:
 beside blocks of some size, a smaller one that is on a node of its own takes the room of a whole one. What they miss, of
-several small models in full nodes, is seen when the blocks are put into nodes (`crowded`). Such pools get rows as if no
-two models had such a replica on one node, which is enough in any case.
+several small models in full nodes, is seen when the blocks are put into nodes (`crowded`). In such pools some devices
+are left free when it is searched again (`planner.apart_search`).
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class SpreadRows:
         for pool in self._problem.pools:
             self._nodes(pool, here.get(pool.key, ()), apart)
             self._room(pool, here.get(pool.key, ()), apart)
+            self._free(pool, here.get(pool.key, ()))
 
     def _nodes(self, pool: Pool, here: Sequence[Held], apart: Mapping[int, int]) -> None:
         """No more of a model than there are nodes."""
@@ -101,15 +102,18 @@ class SpreadRows:
                 if its < size and i in apart:
                     by_model[options[i].model].append((apart[i], number))
             outside = problem.apart.get((key, size), 0)
-            together = list(by_model.values())
-            if key in problem.crowded:
-                every = [term for terms in together for term in terms]
-                self._program.row(-math.inf, room - outside, [*large, *every])
-                continue
-            for terms in together:
+            for terms in by_model.values():
                 self._program.row(-math.inf, room, [*large, *terms])
             if outside and large:
                 self._program.row(-math.inf, room - outside, large)
+
+    def _free(self, pool: Pool, here: Sequence[Held]) -> None:
+        """Devices that stay free where blocks had no room."""
+        free = self._problem.crowded.get(pool.key, 0)
+        if free and here:
+            room = pool.nodes * pool.devices_per_node - self._problem.taken.get((pool.key, 1), 0) - free
+            taken = [(at, size * number * weight) for i, size, number in here for at, weight in self._count(i)]
+            self._program.row(-math.inf, room, taken)
 
 
 def nodes_used(problem: PlacementProblem, placed: Iterable[tuple[Option, int]]) -> dict[PoolKey, int]:
@@ -152,8 +156,7 @@ def apart_of_others(
         for key, nodes in used.items() if pools.keys() >= used.keys() else ():
             least = need.minimum - (sum(used.values()) - nodes)
             for size in range(largest[key] + 1, pools[key].devices_per_node + 1) if least > 0 else ():
-                known = taken.get((key, size), 0)
-                taken[key, size] = known + least if key in problem.crowded else max(known, least)
+                taken[key, size] = max(taken.get((key, size), 0), least)
     return taken
 
 

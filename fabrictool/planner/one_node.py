@@ -9,7 +9,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from fabrictool.catalog import accelerators
-from fabrictool.domain.specs import AgentSpec
+from fabrictool.domain.specs import AgentSpec, NodePart
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -85,7 +85,8 @@ def _least_nodes(inventory: Inventory, place: PartitionKey, specs: list[AgentSpe
         return len({(index - first) // partition.devices_per_node for index in indices})
     shared = accelerators()[partition.device].kind == "cpu" and not partition.whole_nodes
     alone = [spec for spec in specs if 2 * partition.held(spec.devices // spec.on_nodes) > partition.devices_per_node]
-    return max(1, 0 if shared else min(partition.nodes, sum(spec.on_nodes for spec in alone)))
+    parted = sum(spec.on_nodes for spec in specs if isinstance(spec.node_part, NodePart))
+    return max(1, parted, 0 if shared else min(partition.nodes, sum(spec.on_nodes for spec in alone)))
 
 
 def _first_device(inventory: Inventory, place: PartitionKey) -> int:

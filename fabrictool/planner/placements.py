@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.domain.address import Address
 from fabrictool.domain.plan import ReplicaPlacement
+from fabrictool.planner.apart_search import searched_apart
 from fabrictool.planner.assign import assign
 from fabrictool.planner.build import build_problem
 from fabrictool.planner.solvers.exact import ExactSolver
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.blueprint import Blueprint, Model
     from fabrictool.domain.inventory import ClusterSpec, Inventory
     from fabrictool.domain.plan import Placement
+    from fabrictool.planner.problem import PlacementProblem, Solution
 
 
 EMPTY_DEADLINE_S = 30.0
@@ -27,8 +29,13 @@ def empty_placement(blueprint: Blueprint, inventory: Inventory, *, seed: int) ->
     """What would be placed on the enabled clusters if nothing ran there."""
     usable = [name for name, cluster in inventory.clusters.items() if cluster.enabled]
     problem, _ = build_problem(blueprint, inventory, usable=usable, unseen=(), current={})
-    *_, solution = ExactSolver().solve(problem, deadline_s=EMPTY_DEADLINE_S, seed=seed)
-    return assign(problem, solution, {})
+
+    def search(asked: PlacementProblem, work: float) -> tuple[Solution, bool]:
+        *_, last = ExactSolver().solve(asked, deadline_s=max(0.01, EMPTY_DEADLINE_S - work), seed=seed)
+        return last, False
+
+    whole, solution, _ = searched_apart(problem, search)
+    return assign(whole, solution, {})
 
 
 def running_replicas(

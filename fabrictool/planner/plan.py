@@ -36,6 +36,7 @@ from fabrictool.planner.judged import learned_sentences
 from fabrictool.planner.loads import start_times
 from fabrictool.planner.lost_together import unkept_losses
 from fabrictool.planner.moving import changed
+from fabrictool.planner.node_parts import with_too_close
 from fabrictool.planner.one_node import one_node_sentences
 from fabrictool.planner.readset import ABSENT, read_set
 from fabrictool.planner.situation import placed_option, situation_of
@@ -114,7 +115,7 @@ def plan(
     currency = currency_of(inventory)
     sentences = _asked(situation, _resolver(problem, chosen.needed or solution, options), currency, options)
     why, cut = _until_interrupted(sentences, patient=options.progress is None)
-    steps = actions(wanted, evidence, expiring)
+    steps = actions(wanted, evidence, with_too_close(expiring, (unit.spec for unit in wanted.values()), evidence))
     forecast = forecast_of(chosen, currency, options.seed)
     return Plan(
         fabric=evidence.fabric,

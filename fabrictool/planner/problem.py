@@ -393,9 +393,9 @@ class PlacementProblem:
     """Pools that will be away at the same time, each once: minima have to hold without them."""
     limits: tuple[ResourceLimit, ...] = ()
     """What all replicas together may use."""
-    crowded: frozenset[PoolKey] = frozenset()
-    """Pools whose nodes had no room for replicas that are spread over them, so that rows there are more careful
-    (`planner.node_spread`)."""
+    crowded: Mapping[PoolKey, int] = field(default_factory=dict)
+    """Pool → devices that stay free there, as its nodes had no room for replicas that are spread over them
+    (`planner.apart_search`)."""
     apart: Mapping[tuple[PoolKey, int], int] = field(default_factory=dict)
     """(pool, size) → blocks of so many devices that are not to be had because smaller ones are on nodes of their own:
     of a part of a larger problem."""

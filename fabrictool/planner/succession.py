@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.specs import UnitSpec
     from fabrictool.domain.state import State
 
-Cause = Literal["certificate", "silence", "requeued", "maintenance", "walltime", "gateways", "successors"]
+Cause = Literal["certificate", "silence", "requeued", "maintenance", "walltime", "gateways", "successors", "nodes"]
 
 SIGNAL_SLACK_S = 180.0
 MUTE_S = 300.0

@@ -28,6 +28,7 @@ from fabrictool.planner.egress import egress_of
 from fabrictool.planner.extra import extra_replicas
 from fabrictool.planner.gateways import looks_at_latency, running_gateways, wanted_gateways
 from fabrictool.planner.loads import MEASURED, with_loader
+from fabrictool.planner.node_parts import with_node_parts
 from fabrictool.planner.weights import gateway_weights
 from fabrictool.simulator.demanded import context_of
 from fabrictool.simulator.stand import stand
@@ -62,6 +63,7 @@ def wanted_units(
     living = [spec for spec in running if isinstance(spec, AgentSpec)]
     nodes = WantedNodes.by(blueprint.models)
     specs = with_devices(agents, inventory, evidence.running_agents(), living, renewed, nodes)
+    specs = with_node_parts(specs, blueprint, inventory, evidence)
     units = [_wanted(spec, placed[spec.replica]) for spec in specs]
     for replica in extra_replicas(blueprint, inventory, placement, evidence):
         spec = with_loader(_agent(blueprint, inventory, replica), evidence.state)
@@ -251,7 +253,8 @@ def _wanted(spec: AgentSpec, replica: ReplicaPlacement) -> WantedUnit:
     which = f" {','.join(map(str, spec.device_indices))}" if spec.device_indices else ""
     stages = f"{spec.pp}×" if spec.pp > 1 else f"{spec.dp} merging engines of " if spec.dp > 1 else ""
     nodes = f" on {spec.on_nodes} nodes" if spec.on_nodes > 1 else ""
-    where = f"{spec.cluster}/{spec.partition}  {stages}{spec.tp}×{spec.device}{which}{nodes}"
+    apart = "" if isinstance(spec.node_part, msgspec.UnsetType) else f", {spec.node_part} of the nodes"
+    where = f"{spec.cluster}/{spec.partition}  {stages}{spec.tp}×{spec.device}{which}{nodes}{apart}"
     if replica.stages:
         where = " → ".join(f"{stage.cluster}/{stage.partition} {stage.tp}×{stage.device}" for stage in replica.stages)
     part = f", {spec.phase}" if spec.phase != "unified" else ""

@@ -275,6 +275,7 @@ def _most_nodes(inventory: Inventory, replicas: Iterable[ReplicaPlacement]) -> i
         described = inventory.clusters[cluster]
         partition = described.partitions[name]
         by_us = described.bare and accelerators()[partition.device].kind != "cpu"
+        by_us |= described.leaves_out_nodes and not partition.job.names_nodes
         alone = [size for size in sizes if 2 * size > partition.devices_per_node]
         if accelerators()[partition.device].kind == "cpu" and not partition.whole_nodes:
             alone = []

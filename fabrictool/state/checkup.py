@@ -23,7 +23,7 @@ from fabrictool.engines.adapter import EngineLaunch, adapter
 from fabrictool.engines.intact import check_intact
 from fabrictool.mesh.identity import CLOCK_SKEW_S
 from fabrictool.planner.drift import drift_of
-from fabrictool.planner.succession import successions
+from fabrictool.planner.healing import cannot_stay
 from fabrictool.planner.units import install_of
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ def _clusters(observed: Observed) -> list[Check]:
 def _units(evidence: Evidence, now: float) -> list[Check]:
     """What was applied beside what is there."""
     applied = len(evidence.state.applied_units)
-    drift = [d for d in drift_of(evidence, successions(evidence, now)) if d.kind != "unreachable"]
+    drift = [d for d in drift_of(evidence, cannot_stay(evidence, now)) if d.kind != "unreachable"]
     if not drift:
         return [Check("units", True, "as applied last")] if applied else []
     hint = "`fabrictool logs UNIT` may tell why; `fabrictool reconcile` mends what can be mended"

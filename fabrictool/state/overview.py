@@ -11,8 +11,8 @@ from fabrictool.base.clock import duration_text, minute_text
 from fabrictool.domain.address import Address
 from fabrictool.domain.specs import AgentSpec
 from fabrictool.planner.drift import clock_warnings, drift_of, out_of_reach
+from fabrictool.planner.healing import cannot_stay
 from fabrictool.planner.loads import loads_of
-from fabrictool.planner.succession import successions
 from fabrictool.status.client import StatusUnavailableError, fetch
 from fabrictool.status.documents import AgentStatus, GatewayStatus
 
@@ -65,7 +65,7 @@ def overview_of(fabric: Fabric, blueprint_digest: str, *, now: float, patient: b
     """Look at the fabric, whose blueprint has that digest now; `now` in wall seconds, `patient` as in `gather`."""
     evidence = fabric.gather(now=now, patient=patient)
     observed, applied = evidence.observed, evidence.state.applied_units
-    drift = [drift.text for drift in drift_of(evidence, successions(evidence, now)) if drift.kind != "unreachable"]
+    drift = [drift.text for drift in drift_of(evidence, cannot_stay(evidence, now)) if drift.kind != "unreachable"]
     if evidence.state.applied_blueprint not in ("", blueprint_digest):
         drift.append("the blueprint is not the one that was applied last, or that was with an overlay or a scenario")
     return Overview(

@@ -6,7 +6,7 @@ import pytest
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.clusters.heartbeats import LOOK_AGAIN_S, Heartbeats
 from fabrictool.clusters.schedulers.processes import Processes
-from fabrictool.clusters.schedulers.slurm import Slurm, hostlist
+from fabrictool.clusters.schedulers.slurm import Slurm
 from fabrictool.clusters.survey import Looker, read_survey
 from fabrictool.domain.specs import AgentSpec, GatewaySpec, HostPort, encode_spec, mark_of
 
@@ -175,13 +175,39 @@ def test_an_answer_that_is_cut_or_strange_concludes_nothing(answer, code):
 
 
 def test_queues():
-    lines = ["gpu|up|4|64|512000|1-00:00:00|1/2|gpu:h100:2", "gpu|up|4|128|1031000|1-00:00:00|4/0|gpu:h100:4(S:0-1)"]
-    lines += ["cpu|down|10|64|256000|infinite|0/0|(null)"]
+    lines = ["gpu|up|3|64|512000|1-00:00:00|1/2|gpu:h100:2|mixed|n[1-3]", "gpu|up|1|64|9|1|0/0|gpu:h100:2|down*|n4"]
+    lines += ["gpu|up|4|128|1031000|1-00:00:00|4/0|gpu:h100:4(S:0-1)|allocated|big[01-04]"]
+    lines += ["cpu|down|10|64|256000|infinite|0/0|(null)|down|c[1-9,12]"]
     facts = read_survey(text(queues=lines, waiting=["gpu", "gpu,cpu"]), Slurm(), thing="c").scheduler
     gpu, cpu = facts.queues["gpu"], facts.queues["cpu"]
     assert (gpu.nodes, gpu.idle, gpu.away, gpu.pending, gpu.devices, gpu.device) == (8, 2, 1, 2, 4, "h100")
     assert (gpu.cpus, gpu.memory, gpu.longest_s) == (128, 1031000 * 2**20, 86400.0)
     assert (cpu.up, cpu.longest_s, cpu.pending, cpu.devices) == (False, None, 1, 0)
+    assert [(kind.nodes, kind.devices, kind.device, kind.away) for kind in gpu.kinds] == [
+        ("n[1-3]", 2, "h100", False), ("n4", 2, "h100", True), ("big[01-04]", 4, "h100", False),
+    ]  # fmt: skip
+    assert [kind.away for kind in cpu.kinds] == [True]
+
+
+@pytest.mark.parametrize(
+    ("states", "away"),
+    [
+        (["idle", "mixed", "allocated", "completing", "planned", "reserved", "idle~", "idle#", "mixed-"], False),
+        (["down", "down*", "idle*", "drained", "draining", "drained*", "fail", "failing", "maint", "unknown"], True),
+    ],
+)
+def test_states_in_which_nothing_starts_on_a_node(states, away):
+    for state in states:
+        line = f"gpu|up|1|64|9|1|{'1/0' if state == 'draining' else '0/1'}|gpu:h100:2|{state}|n1"
+        (kind,) = read_survey(text(queues=[line]), Slurm(), thing="c").scheduler.queues["gpu"].kinds
+        assert kind.away == away, state
+
+
+def test_the_type_of_the_largest_nodes_counts_in_whatever_order_their_states_bring_them():
+    lines = ["gpu|up|1|64|9|1|0/1|gpu:a100:4|idle|n1", "gpu|up|1|64|9|1|0/1|gpu:h100:8|idle|n2"]
+    for order in (lines, lines[::-1]):
+        queue = read_survey(text(queues=order), Slurm(), thing="c").scheduler.queues["gpu"]
+        assert (queue.devices, queue.device) == (8, "h100")
 
 
 @pytest.mark.parametrize(("line", "state"), [("a.1 running", "running"), ("a.1 ended", "killed"), ("", "killed")])
@@ -192,7 +218,7 @@ def test_plain_hosts(line, state):
 
 
 RESERVED = f"ReservationName=m StartTime={NOW + 60} EndTime={NOW + 7200} NodeCnt=%s Nodes=%s Flags=MAINT,%s"
-QUEUES = ["gpu|up|8|64|512000|1-00:00:00|1/7|gpu:h100:2"]
+QUEUES = ["gpu|up|8|64|512000|1-00:00:00|1/7|gpu:h100:2|mixed|n[1-8]"]
 
 
 @pytest.mark.parametrize(
@@ -208,11 +234,6 @@ def test_a_reservation_of_some_nodes_is_no_reservation_of_all(reserved, nodes):
     facts = read_survey(text(queues=QUEUES, reservations=lines), Slurm(), thing="c").scheduler
     (away,) = facts.away
     assert (away.nodes, away.partitions) == (nodes, ())
-
-
-def test_hostlists():
-    assert hostlist("n[01-03,7],login2,a[1-2]-ib") == ("n01", "n02", "n03", "n7", "login2", "a1-ib", "a2-ib")
-    assert hostlist("(null)") == ()
 
 
 def test_the_living_job_counts_and_not_the_number_that_was_written_down():

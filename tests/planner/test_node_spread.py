@@ -1,6 +1,7 @@
 """Replicas of a model on different nodes: rows, packing and devices, against the plain statement on tiny fabrics."""
 
 import itertools
+import math
 import random
 from collections import Counter
 from dataclasses import replace
@@ -8,6 +9,8 @@ from dataclasses import replace
 import pytest
 
 from fabrictool.base.errors import FabrictoolError, InfeasibleError
+from fabrictool.cli.planning import SearchLimit
+from fabrictool.cli.searches import Searches
 from fabrictool.planner.chosen import SearchOptions, _searched
 from fabrictool.planner.node_spread import crowded
 from fabrictool.planner.packing import Block, packed
@@ -120,6 +123,54 @@ def test_both_answers_occur_and_the_statement_matters():
         seen[brute_force(instance) is None, brute_force(free) is None] += 1
     assert seen[False, False] > 20
     assert seen[True, False] > 5
+
+
+def full_of_small(least=0):
+    """Six small replicas in two nodes of eight, and a larger model that wants more than the rest."""
+    a = pool("a", nodes=2, per_node=8)
+    needs = [*(ModelNeed(model, 0.0, 2, 2, spread_nodes=True) for model in "klm"), ModelNeed("n", 8.0, least, 10)]
+    options = [*(option(model, a) for model in "klm"), option("n", a, tp=2)]
+    return problem(needs, options, [a], objective=("cost",))
+
+
+@pytest.mark.parametrize("least", [0, 3, 4])
+def test_nodes_without_room_cost_no_more_than_they_must_and_prove_nothing(least):
+    instance = full_of_small(least)
+    assert keeps(instance, [2, 2, 2, 4])
+    assert not keeps(instance, [2, 2, 2, 5])
+    solution = searched(instance)
+    assert solution.counts == {0: 2, 1: 2, 2: 2, 3: 4}
+    assert not solution.optimal
+    first, *later = solution.stages
+    assert (first.objective, first.bound) == (pytest.approx(4.8), pytest.approx(4.0)), "what five would leave"
+    assert [stage.bound for stage in later] == [0.0] * len(later)
+
+
+def test_what_does_not_fit_is_said_not_to_have_been_seen():
+    with pytest.raises(InfeasibleError, match="no way was seen"):
+        _searched(full_of_small(5), SearchOptions(work_s=30, solver=SOLVERS["exact"]()), None)
+
+
+def test_who_stops_the_first_search_waits_for_no_second():
+    class Stopped:
+        name, asked = "stopped", 0
+
+        def solve(self, problem, **limits):
+            self.asked += 1
+            yield from SOLVERS["exact"]().solve(problem, **limits)
+            if self.asked == 1:
+                raise KeyboardInterrupt
+
+    solver = Stopped()
+    with pytest.raises(KeyboardInterrupt):
+        _searched(full_of_small(), SearchOptions(work_s=30, solver=solver, progress=lambda _: None), None)
+    assert solver.asked == 1
+
+
+def test_other_commands_show_nothing_that_has_no_room():
+    searches = Searches(SearchLimit(30.0, math.inf), 0, 1, keeps=False)
+    assert searches.solve(full_of_small()).counts == {0: 2, 1: 2, 2: 2, 3: 4}
+    assert searches.complete == 1
 
 
 def test_small_models_that_fill_their_nodes_leave_no_room_for_a_larger_one():

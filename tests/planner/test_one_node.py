@@ -32,7 +32,7 @@ LOGIN = [{"host": "login.example.org", "user": "u", "host_keys": [f"ssh-ed25519 
 
 def loaded(folder, kind="local", partitions=None, **models):
     cluster = {"site": "a", "kind": kind, "partitions": partitions or {"p": GPUS}}
-    cluster |= {"login": LOGIN} if kind == "slurm" else {}
+    cluster |= {"login": LOGIN} if kind in ("slurm", "pbs") else {}
     head = {"apiVersion": "fabrictool/v1"}
     inventory = head | {
         "kind": "Inventory", "providers": {"p": {}}, "sites": {"a": {"provider": "p"}}, "clusters": {"c": cluster},
@@ -95,6 +95,7 @@ def test_what_runs_on_one_node_stays_until_it_is_a_rule(tmp_path):
 def test_schedulers_choose_themselves_and_the_plan_says_so(tmp_path):
     (text,) = told(planned(loaded(tmp_path, "slurm")))
     assert text.startswith("m: its 2 replicas may be on one node of c/p")
+    assert "`place: {spread: node}`" in text, "what to write"
     narrow = {"p": GPUS | {"devices_per_node": 1}}
     assert not told(planned(loaded(tmp_path, "slurm", narrow)))
     assert not told(planned(loaded(tmp_path, "slurm", {"p": GPUS | {"whole_nodes": True}})))
@@ -102,21 +103,21 @@ def test_schedulers_choose_themselves_and_the_plan_says_so(tmp_path):
 
 
 def test_where_a_scheduler_chooses_only_what_has_no_room_together_is_apart(tmp_path):
-    problems = refused(loaded(tmp_path, "slurm", m=SPREAD))
+    problems = refused(loaded(tmp_path, "pbs", m=SPREAD))
     assert problems[0] == (
         "FT2003",
         "m: 2 nodes are to hold a replica (`spread: node`), 1 can for certain",
         "lower replicas.min to 1, or `spread: none`, or `whole_nodes: true` of a partition",
     )
-    whole = planned(loaded(tmp_path, "slurm", {"p": GPUS | {"whole_nodes": True}}, m=SPREAD))
+    whole = planned(loaded(tmp_path, "pbs", {"p": GPUS | {"whole_nodes": True}}, m=SPREAD))
     assert (len(whole.placement.replicas), told(whole)) == (2, [])
-    free = planned(loaded(tmp_path, "slurm", m=SPREAD | {"parallelism": {}}))
+    free = planned(loaded(tmp_path, "pbs", m=SPREAD | {"parallelism": {}}))
     assert {replica.tp for replica in free.placement.replicas} == {4}, "half a node each would have room on one"
     assert "`spread: node`" in "; ".join(planned(loaded(tmp_path, m=SPREAD), explain=True).reasons)
 
 
 def test_two_partitions_of_schedulers_are_two_nodes(tmp_path):
-    whole = planned(loaded(tmp_path, "slurm", {"p": GPUS, "q": GPUS}, m=SPREAD))
+    whole = planned(loaded(tmp_path, "pbs", {"p": GPUS, "q": GPUS}, m=SPREAD))
     assert sorted(replica.partition for replica in whole.placement.replicas) == ["p", "q"]
     assert not told(whole)
 

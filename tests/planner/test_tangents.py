@@ -10,7 +10,7 @@ from fabrictool.base.errors import InfeasibleError
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.problem import ModelNeed
 from fabrictool.planner.solvers import effort, placing, programs
-from fabrictool.planner.solvers.core import with_sites
+from fabrictool.planner.solvers.core import core_of, with_sites
 from fabrictool.planner.stages import stage_names
 from fabrictool.planner.tangents import BY_LOAD, LoadPrices, slo_prices
 from fabrictool.planner.told import ToldFormulation
@@ -211,6 +211,15 @@ def test_asked_again_with_what_its_answers_cost_a_program_comes_to_the_optimum()
         assert claimed[-1] == pytest.approx(best["latency"], rel=1e-3, abs=2e-3), seed
         too_little += claimed[0] < best["latency"] - 1e-2
     assert too_little, "at first it thinks too little of what loads cost"
+
+
+def test_prices_that_are_known_are_kept_once():
+    instance = with_slo(1)
+    known = programs.SearchPrograms(instance, core_of(instance, 60.0, 0))
+    known.by_tangents, before = True, len(known._prices)
+    for _ in range(2):
+        known.learn(LoadPrices({need.model: 3.5 for need in instance.needs}, {"slo": 1.0}))
+    assert len(known._prices) == before + 1
 
 
 def test_the_second_pass_leaves_its_time_to_what_is_far_from_its_bound(monkeypatch):

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from fabrictool.domain.observed import Away, Blocked, Queue
+    from fabrictool.domain.specs import NodePart
 
 JobState = Literal["pending", "running", "ended"]
 
@@ -64,6 +65,21 @@ class SchedulerFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class Apart:
+    """What keeps a replica from others of its model."""
+
+    part: NodePart
+    devices: int
+    """That a node of the partition has at least; 0 where they are not counted."""
+    left_out: frozenset[str] = frozenset()
+    """Nodes on which no job of the partition may be, by the inventory."""
+    beside: frozenset[str] = frozenset()
+    """Where others of its model run that have parts, too."""
+    near: frozenset[str] = frozenset()
+    """Where others of its model run that may be anywhere."""
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """One unit that shall run, in no scheduler's words."""
 
@@ -100,6 +116,8 @@ class Job:
     """Shell lines that come before the command, such as ``module load python/3.11``."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Passed through: option (without dashes) → value."""
+    apart: Apart | None = None
+    """Of a replica that is to be on nodes without others of its model, where the scheduler is told which; else None."""
     step_options: Mapping[str, str] = field(default_factory=dict)
     """The same for what starts the agent in the job, where a scheduler has that."""
 
@@ -107,6 +125,12 @@ class Job:
     def name(self) -> str:
         """Of the job; unique, so that a job is found even where comments are stripped."""
         return f"ft-{self.operation}"
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """On which it depends when a scheduler can start it."""
+        size = (self.partition, self.nodes, self.devices, self.whole_node, self.cpus, self.memory)
+        return (*size, self.begin_in_s > 0, self.apart)
 
     @property
     def comment(self) -> str:

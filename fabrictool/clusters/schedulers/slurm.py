@@ -13,6 +13,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
+from fabrictool.clusters.schedulers.apart import avoided
 from fabrictool.clusters.schedulers.protocol import (
     Job,
     JobFacts,
@@ -26,14 +27,15 @@ from fabrictool.clusters.schedulers.protocol import (
 from fabrictool.clusters.schedulers.script import job_script
 from fabrictool.clusters.schedulers.times import parse_limit
 from fabrictool.clusters.site_facts import leading_number
-from fabrictool.domain.observed import Away, Blocked, Queue
+from fabrictool.domain.hostlist import hostlist, hostlist_of
+from fabrictool.domain.observed import Away, Blocked, NodeKind, Queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 OLDEST = (22, 5)
 _SQUEUE = "%A|%T|%P|%N|%V|%S|%e|%r|%j|%k"
-_SINFO = "%R|%a|%D|%c|%m|%l|%A|%G"
+_SINFO = "%R|%a|%D|%c|%m|%l|%A|%G|%T|%N"
 _ENDED = frozenset({
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
     "TIMEOUT",
@@ -51,6 +53,9 @@ _BLOCKED: tuple[tuple[str, Blocked], ...] = (
 """Reasons of jobs that wait (``squeue`` manual, "JOB REASON CODES") and do not start by waiting alone. Limits of groups
 and "Nodes required for job are DOWN, DRAINED or reserved …" are the usual queue of a busy partition."""
 _GRES = re.compile(r"gpu(?::([A-Za-z0-9_.-]+?))??:(\d+)")
+_AWAY = re.compile(r"down|drain|fail|inval|maint|unknown|\w+\*")
+"""How the states begin of nodes on which nothing starts, whether something still runs there or not; with ``*`` they do
+not answer (``sinfo`` manual, "NODE STATE CODES"). Reserved ones may be so for us."""
 _NEVER = frozenset(["", "N/A", "NONE", "(null)", "Unknown", "0"])
 
 
@@ -117,7 +122,8 @@ class Slurm(Scheduler):
             argv += [f"--time={_limit(walltime)}", f"--signal=TERM@{int(min(job.warning_s, walltime / 10, 65535))}"]
         argv += _size(facts, job)
         argv += [f"--begin=now+{math.ceil(job.begin_in_s)}"] if job.begin_in_s > 0 else []
-        argv += _passed(job.options)
+        argv += _passed({name: value for name, value in job.options.items() if not (job.apart and name == "exclude")})
+        argv += [f"--exclude={avoided(facts, job)}"] if job.apart else []
         step = ["srun", *_nodes(job), "--export=ALL", "--input=none", "--quiet"]
         if job.nodes > 1:  # when one node's agent ends the first one's has that long to leave, and then all do
             step += ["--kill-on-bad-exit=0", f"--wait={math.ceil(job.warning_s)}"]
@@ -254,20 +260,28 @@ def _blocked(reason: str) -> Blocked:
 
 
 def _queues(lines: Iterable[str], waiting: Sequence[str]) -> dict[str, Queue]:
-    """One a partition; `sinfo` has a line for each kind of node in it, and the largest kind counts."""
+    """One a partition; `sinfo` has a line for each kind and state of node in it, and the largest kind counts."""
     queues: dict[str, Queue] = {}
     for line in lines:
-        parts = line.split("|", 7)
-        if len(parts) < 8:
+        parts = line.split("|", 9)
+        if len(parts) < 10:
             raise FabrictoolError.of(
                 "FT5401",
                 f"unexpected output of sinfo: {line[:120]!r}",
                 hint="report it with the output of `sinfo --version`",
             )
-        name, up, nodes, cpus, memory, longest, busy_idle, gres = parts
+        name, up, nodes, cpus, memory, longest, busy_idle, gres, state, names = parts
         busy, _, idle = busy_idle.partition("/")
         kinds = _GRES.search(gres)
         before = queues.get(name, Queue())
+        of_this = NodeKind(
+            nodes=hostlist_of(hostlist(names)),
+            devices=int(kinds.group(2)) if kinds else 0,
+            device=(kinds.group(1) or "") if kinds else "",
+            away=_AWAY.match(state) is not None,
+        )
+        # The order of the lines depends on the nodes' states, which must not choose the type.
+        larger = (of_this.devices, before.device) > (before.devices, of_this.device)
         here = Queue(
             up=up == "up",
             nodes=before.nodes + leading_number(nodes),
@@ -275,10 +289,11 @@ def _queues(lines: Iterable[str], waiting: Sequence[str]) -> dict[str, Queue]:
             away=before.away + max(0, leading_number(nodes) - leading_number(busy) - leading_number(idle)),
             pending=waiting.count(name),
             longest_s=parse_limit(longest),
-            devices=max(before.devices, int(kinds.group(2)) if kinds else 0),
-            device=(kinds.group(1) or "") if kinds else before.device,
+            devices=max(before.devices, of_this.devices),
+            device=of_this.device if larger else before.device,
             cpus=max(before.cpus, leading_number(cpus)),
             memory=max(before.memory, leading_number(memory) * 2**20),
+            kinds=(*before.kinds, of_this) if of_this.nodes else before.kinds,
         )
         queues[name] = here
     return queues
@@ -302,26 +317,6 @@ def _reservation(line: str, now: float, queues: Mapping[str, Queue]) -> list[Awa
         return [Away(name=name, begin=begin, end=end, partitions=partitions)]
     nodes = hostlist(fields.get("Nodes", ""))
     return [Away(name=name, begin=begin, end=end, nodes=nodes)] if nodes else []
-
-
-def hostlist(text: str) -> tuple[str, ...]:
-    """``n[01-03,7],login2`` → n01, n02, n03, n7, login2; empty for what is none."""
-    hosts = []
-    for part in re.findall(r"[^,\[]+(?:\[[^\]]*\][^,\[]*)*", text):
-        opened = re.fullmatch(r"([^\[]*)\[([^\]]*)\](.*)", part)
-        if part in _NEVER:
-            continue
-        if opened is None:
-            hosts.append(part)
-            continue
-        head, ranges, tail = opened.groups()
-        for span in ranges.split(","):
-            first, _, last = span.partition("-")
-            if not first.isdecimal() or (last and not last.isdecimal()):
-                continue
-            numbers = range(int(first), int(last or first) + 1)
-            hosts += [f"{head}{number:0{len(first)}d}{tail}" for number in numbers]
-    return tuple(hosts)
 
 
 def _names(partition: str) -> tuple[str, ...]:

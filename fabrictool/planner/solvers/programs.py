@@ -87,7 +87,8 @@ class SearchPrograms:
         """What loads cost at least, for programs without them; whether there is one to which that is news."""
         if not self.by_tangents:
             return False
-        self._prices.append(prices)
+        if prices not in self._prices:
+            self._prices.append(prices)
         program = self._made.get(False)
         return isinstance(program, ToldFormulation) and program.tell(prices)
 
