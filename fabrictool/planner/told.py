@@ -49,7 +49,7 @@ class ToldFormulation(Formulation):
             if unserved is None:
                 terms.append((self._unserved[need.model], price))
             # What is kept at nothing has no column here, which HiGHS cuts from the better: there is its slack at most.
-            slack = price / need.priority * (unserved or 0.0)
+            slack = max(0.0, price) / need.priority * (unserved or 0.0)
             slack += sum(weight * (self.nothing(stage) or 0.0) for stage, weight in prices.stages.items())
             self.program.row(price * need.rate - slack, math.inf, terms)
             if not felt:  # says more than the row of the demand

@@ -46,8 +46,8 @@ AGAIN = 0.008
 
 
 EXACTLY, NEARLY = 1e-5, 5e-3
-"""The same, by tangents: of stages that are kept to the last digit, as what one of them is off makes the bounds of
-later ones loose; and of what misses the SLO, where the last digits take longest."""
+"""The gap at which a search by tangents ends: of stages that are kept to the last digit, as what one of them is off
+makes the bounds of later ones loose; and of what misses the SLO, where the last digits take longest."""
 
 
 Part = Literal["first", "second", "all"]

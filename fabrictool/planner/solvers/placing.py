@@ -347,7 +347,9 @@ class PlacementSearch:
             as_thought = improved and self._total(name) - thought <= effort.CLOSE * self._total(name)
             if as_thought or not self._told or self._is_enough(name) or not self._work.more():
                 break
-        return None if ending in ("OPTIMAL", "INFEASIBLE") and not better else better
+        # What was told anew cuts off what the program found: there may be more to be had.
+        ends = ending in ("OPTIMAL", "INFEASIBLE") and not better and not self._told
+        return None if ends else better
 
     def _is_by_capacity(self, name: str) -> bool:
         """Whether loads say nothing to this stage, nor to those that are kept."""
