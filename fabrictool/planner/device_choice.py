@@ -62,16 +62,22 @@ class DeviceChoice:
         if chosen is None:  # what stays is scattered so that something does not fit beside it
             staying = {}
             chosen = self._chosen(staying)
+        hopeless = set[str]()
         while chosen is not None and self._lacking(chosen):
-            spare = next(self._beside_others(staying, chosen), None)
+            spare = next((name for name in self._beside_others(staying, chosen) if name not in hopeless), None)
             if spare is None:
                 break
-            del staying[spare]
-            chosen = self._better(chosen, self._chosen(staying))
+            fewer = {name: its for name, its in staying.items() if name != spare}
+            better = self._better(chosen, self._chosen(fewer))
+            if better is chosen:  # it would leave its place for nothing
+                hopeless.add(spare)
+            else:
+                staying, chosen = fewer, better
         if not self.held and (chosen is None or self._wishing(chosen)):  # nothing runs that would have to move
-            chosen = self._better(chosen, self._packed({**self.wanted.wished, **self.wanted.needed}))
-        if chosen is None or self._lacking(chosen):
-            chosen = self._better(chosen, self._packed(self.wanted.needed))
+            chosen = self._better(chosen, self._packed({**self.wanted.wished, **self.wanted.needed}, {}))
+        for stays in (kept, {}):
+            if chosen is None or self._lacking(chosen):
+                chosen = self._better(chosen, self._packed(self.wanted.needed, stays))
         return chosen or {}
 
     def _better(
@@ -161,23 +167,36 @@ class DeviceChoice:
             taken |= set(indices)
         return chosen
 
-    def _packed(self, wanted: Mapping[str, int]) -> dict[str, tuple[int, ...]] | None:
-        """As if nothing ran, each model on so many nodes; None where no way was seen."""
+    def _packed(
+        self, wanted: Mapping[str, int], kept: Mapping[str, tuple[int, ...]]
+    ) -> dict[str, tuple[int, ...]] | None:
+        """Each model on so many nodes, with what is `kept` where it is as far as that goes; None where no way was
+        seen.
+        """
         left = dict(wanted)
         blocks: list[Block] = []
         whose: list[AgentSpec] = []
+        own: list[tuple[int, ...]] = []
+        """By block: its devices now, where they are of one node."""
         for spec in sorted(self.specs, key=lambda spec: (-spec.tp * spec.dp, spec.replica)):
             apart = left.get(spec.model, 0) > 0
             left[spec.model] = left.get(spec.model, 0) - 1
-            blocks += [Block(spec.model, spec.devices // spec.on_nodes, apart)] * spec.on_nodes
-            whose += [spec] * spec.on_nodes
+            size = spec.devices // spec.on_nodes
+            now = kept.get(spec.replica, ())
+            for first in range(0, size * spec.on_nodes, size):
+                its = now[first : first + size]
+                standing = self._nodes_of([its]) if its else set[int]()
+                blocks.append(Block(spec.model, size, apart, next(iter(standing)) if len(standing) == 1 else None))
+                whose.append(spec)
+                own.append(its)
         nodes = packed(blocks, len(self.nodes), len(self.nodes[0]))
         if nodes is None:
             return None
+        there = [its if at == block.stands_on else () for block, its, at in zip(blocks, own, nodes, strict=True)]
+        taken = {index for its in there for index in its}
         chosen: dict[str, tuple[int, ...]] = {}
-        taken = set[int]()
-        for block, spec, at in zip(blocks, whose, nodes, strict=True):
-            indices = _block(block.size, [self.nodes[at]], taken)
+        for block, spec, at, its in zip(blocks, whose, nodes, there, strict=True):
+            indices = its or _block(block.size, [self.nodes[at]], taken)
             chosen[spec.replica] = (*chosen.get(spec.replica, ()), *indices)
             taken |= set(indices)
         return chosen

@@ -25,6 +25,8 @@ class Block:
     size: int
     apart: bool = False
     """Whether no other block of its model that is apart may be on its node."""
+    stands_on: int | None = None
+    """The node where it is now and stays if it can; None: it is nowhere."""
 
 
 def packed(blocks: Sequence[Block], nodes: int, per_node: int) -> list[int] | None:
@@ -72,8 +74,9 @@ class _Search:
         able: dict[object, int] = {}
         for node, free in enumerate(self._free):
             if free >= block.size and not (block.apart and block.model in self._apart[node]):
-                able.setdefault((free, frozenset(self._apart[node])), node)
-        return sorted(able.values(), key=lambda node: (-self._free[node], node))
+                alike = (free, frozenset(self._apart[node]), node == block.stands_on)
+                able.setdefault(alike, node)
+        return sorted(able.values(), key=lambda node: (node != block.stands_on, -self._free[node], node))
 
     def _put(self, at: int, node: int) -> None:
         block = self._blocks[at]

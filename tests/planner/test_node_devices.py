@@ -79,6 +79,16 @@ def test_what_must_end_first_ends_for_a_rule_and_not_for_a_wish():
     assert given(TWO, NEEDED, others, nodes=2) == {"m/0": (0,), "m/1": (4,)}
 
 
+def test_a_rule_moves_no_more_than_it_must_where_everything_is_full():
+    """Nobody but m has to be apart: one of its replicas changes places with what has its size on another node."""
+    running = [gpu("m/0", indices=(0,)), gpu("m/1", indices=(1,)), gpu("y/0", indices=(2,)), gpu("y/1", indices=(3,))]
+    running += [gpu(f"z/{n}", 2, (4 + 2 * n, 5 + 2 * n)) for n in range(2)]
+    running += [gpu(f"w/{n}", 2, (8 + 2 * n, 9 + 2 * n)) for n in range(8)]
+    after = given([msgspec.structs.replace(spec, device_indices=()) for spec in running], NEEDED, running, nodes=6)
+    assert len(nodes_of(after, "m")) == 2
+    assert sum(after[spec.replica] != spec.device_indices for spec in running) == 3
+
+
 def test_a_wish_gives_way_to_what_would_not_fit():
     full = [*TWO, gpu("x/0", 4), gpu("x/1", 2)]
     devices = given(full, WISHED, nodes=2)
