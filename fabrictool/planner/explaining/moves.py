@@ -13,7 +13,7 @@ from fabrictool.planner.explaining.wording import first_difference, more
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.highs import SearchLimits
 from fabrictool.planner.moving import changed, moves_in
-from fabrictool.planner.solvers.placing import LP_S
+from fabrictool.planner.program import LEAST_LP_S
 from fabrictool.planner.stages import in_order, user_stages, values_of
 from fabrictool.planner.work import never
 
@@ -45,7 +45,7 @@ def moves_of(problem: PlacementProblem, solution: Solution, currency: str, seed:
 def _otherwise(problem: PlacementProblem, solution: Solution, currency: str, seed: int) -> str:
     """What would be worse without them; moves themselves are not counted on either side."""
     names = user_stages(problem)
-    left = in_order(Formulation.of_counts(problem, problem.running), names, seconds=LP_S, seed=seed)
+    left = in_order(Formulation.of_counts(problem, problem.running), names, seconds=LEAST_LP_S, seed=seed)
     if left is None:
         return "what runs cannot stay: it breaks a rule, or its nodes are gone"
     now = {name: value - moves_in(problem, solution.counts, name) for name, value in values_of(solution).items()}
@@ -60,7 +60,7 @@ def refuse_too_few(problem: PlacementProblem, seed: int, left_s: Callable[[], fl
     if problem.max_moves is None or not problem.current:
         return
     least = Formulation(replace(problem, max_moves=None), range(len(problem.options)), whole=True)
-    limits = SearchLimits(0.0, NODES, seed, min(LP_S, max(0.0, left_s())))
+    limits = SearchLimits(0.0, NODES, seed, min(LEAST_LP_S, max(0.0, left_s())))
     result = least.program.searched(least.terms("moves"), limits, left_s)
     if result is None or not result.in_time or not math.isfinite(result.bound):
         return

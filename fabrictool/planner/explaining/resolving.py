@@ -15,7 +15,7 @@ from fabrictool.base.errors import FabrictoolError
 from fabrictool.planner.explaining.wording import compared, first_difference
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.highs import SearchLimits
-from fabrictool.planner.solvers.placing import LP_S
+from fabrictool.planner.program import LEAST_LP_S
 from fabrictool.planner.solvers.steps import STEPS_PER_UNIT
 from fabrictool.planner.solvers.symmetry import MergedProblem, merged
 from fabrictool.planner.stages import in_order, residual, rounding, user_stages, values_of
@@ -96,7 +96,7 @@ class Resolver:
         """The least of a stage; None where there is none. Raises FabrictoolError FT2902 when work or time is up."""
         self._begin_step()
         answer = relaxation.program.minimise(
-            relaxation.terms(name), seconds=LP_S, seed=self.seed, left_s=self.work.for_steps_s
+            relaxation.terms(name), seconds=LEAST_LP_S, seed=self.seed, left_s=self.work.for_steps_s
         )
         self.work.done(relaxation.program.columns // COLUMNS_PER_UNIT)
         return answer
@@ -158,14 +158,14 @@ class Resolver:
     def worth(self, counts: Mapping[int, int]) -> dict[str, float] | None:
         """The values of what users feel; None where the counts break a rule."""
         loads = Formulation.of_counts(self.problem, counts)
-        judged = in_order(loads, user_stages(self.problem), seconds=LP_S, seed=self.seed)
+        judged = in_order(loads, user_stages(self.problem), seconds=LEAST_LP_S, seed=self.seed)
         self.work.done(1)
         return None if judged is None else judged[0]
 
     def searched(self, program: Formulation, terms: Terms, start: Mapping[int, int], gap: float = GAP) -> Searched:
         """One step. Raises FabrictoolError FT2902 when work or time is up."""
         self._begin_step()
-        limits = SearchLimits(gap, NODES, self.seed, min(LP_S, self.work.for_steps_s()), restarts=False)
+        limits = SearchLimits(gap, NODES, self.seed, min(LEAST_LP_S, self.work.for_steps_s()), restarts=False)
         begin = program.beginning(start) if start else None
         result = program.program.searched(terms, limits, self.work.for_steps_s, begin)
         if result is None or not result.in_time:

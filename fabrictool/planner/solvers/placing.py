@@ -22,6 +22,7 @@ from fabrictool.planner.fairness import FAIRNESS, joined
 from fabrictool.planner.formulation import BY_CAPACITY, Formulation
 from fabrictool.planner.infeasible import explain_infeasible
 from fabrictool.planner.problem import PlacementProblem, Solution, StageResult
+from fabrictool.planner.program import LEAST_LP_S
 from fabrictool.planner.solvers import effort
 from fabrictool.planner.solvers.core import core_of, with_sites
 from fabrictool.planner.solvers.first import first_placement
@@ -62,7 +63,6 @@ GAIN, FIRST_GAIN = 5e-4, 5e-3
 MOST_SWEEPS, TIDYING_SWEEPS = 20, 1
 ROUNDS = 4
 """Of one try, where its program is told between them what loads cost."""
-LP_S = 600.0
 
 
 # Long: what a search has placed so far is one state, and each kind of step changes all of it.
@@ -84,7 +84,7 @@ class PlacementSearch:
         self._steps = EngineSteps(work, seed)
         self._rng = random.Random(f"large {seed}")
         left_s = work.left_s()
-        self._core = core_of(problem, LP_S, seed)
+        self._core = core_of(problem, LEAST_LP_S, seed)
         self._relaxing_s = left_s - work.left_s() if left_s < math.inf else 0.0
         """That it takes to solve the relaxations of all stages."""
         self._programs = SearchPrograms(problem, self._core)
@@ -187,7 +187,7 @@ class PlacementSearch:
         ):
             self._programs.learn(self._core.prices[name])
             return lowest[name]  # each stage before is at its own least
-        below = self._programs.relaxed.minimise(name, seconds=LP_S, seed=self._seed)
+        below = self._programs.relaxed.minimise(name, seconds=LEAST_LP_S, seed=self._seed)
         if below is None and not self._values:
             raise explain_infeasible(self._problem)
         if below is not None:
@@ -213,7 +213,7 @@ class PlacementSearch:
                         self._raise_bound(name, min(first.bound, self._total(name)))
                     return
         whole = self._programs.program({}, by_capacity=False)
-        answer = whole.minimise(name, seconds=LP_S, seed=self._seed, gap=effort.CLOSE, nodes=FIRST_NODES)
+        answer = whole.minimise(name, seconds=LEAST_LP_S, seed=self._seed, gap=effort.CLOSE, nodes=FIRST_NODES)
         if answer is None:
             raise explain_infeasible(self._problem)
         self._counts = whole.counts(answer)
@@ -224,7 +224,7 @@ class PlacementSearch:
         loads = Formulation.of_counts(self._problem, self._counts, among)
         for limit in self._limits.values():
             limit.keep(loads)
-        answer = loads.minimise(name, seconds=LP_S, seed=self._seed)
+        answer = loads.minimise(name, seconds=LEAST_LP_S, seed=self._seed)
         if answer is None:
             return None
         self._told = self._programs.learn(loads.prices(name, answer))
@@ -439,7 +439,7 @@ class PlacementSearch:
         for limit in self._limits.values():
             limit.keep_of(loads, models)
         try:
-            answer = loads.minimise(name, seconds=LP_S, seed=self._seed)
+            answer = loads.minimise(name, seconds=LEAST_LP_S, seed=self._seed)
         except FabrictoolError:  # no numbers that can be trusted
             return None
         former = sum(self._values[name][model] for model in models)
