@@ -320,6 +320,10 @@ class Partition(Document):
         """Devices that `tp` of them keep from others; more than a node has are whole nodes."""
         return max(self.devices_per_node, tp) if self.whole_nodes else tp
 
+    def is_alone(self, tp: int) -> bool:
+        """Whether no two replicas that take `tp` devices of a node each have room on one."""
+        return 2 * self.held(tp) > self.devices_per_node
+
 
 class Kubernetes(Document):
     """A namespace, as ``kubectl`` reaches it."""

@@ -54,9 +54,9 @@ class Recounts:
         path = COUNT_PATHS.get(target.engine)
         if path is None or not self._has_room(asked) or may_have_media(asked.body):
             return False
-        question = _Question(asked, target.context, then, self._open.discard)
+        question = _Question(target, path, asked, then, self._open.discard)
         self._open.add(question)
-        question.begin(target, path)
+        question.send()
         return True
 
     def _has_room(self, asked: ModelRequest) -> bool:
@@ -79,42 +79,34 @@ class Recounts:
 class _Question(AnswerListener):
     """One of them, with one answer."""
 
-    # Wide: what is asked, and who hears of the end.
+    # Wide: who is asked what, and who hears of the end.
     def __init__(
         self,
+        target: RoutingTarget,
+        path: str,
         asked: ModelRequest,
-        context: int,
         then: Callable[[int | None], None],
         ended: Callable[[_Question], None],
     ) -> None:
-        """`context`: more tokens than that nobody can have read; 0: it is not known."""
         self.asked = asked
-        self._context = context
+        self._target, self._path = target, path
         self._then: Callable[[int | None], None] | None = then
         self._ended = ended
         self._status = 0
         self._head = b""
         self._upstream: Upstream | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._again: Callable[[], Upstream] | None = None
-
-    def begin(self, target: RoutingTarget, path: str) -> None:
-        asked = self.asked
-
-        def send(*, anew: bool = False) -> Upstream:
-            return target.connector.start("POST", path, asked.headers, asked.body, asked.caller, self, anew=anew)
-
-        self._again = lambda: send(anew=True)
         self._timer = asyncio.get_running_loop().call_later(PATIENCE_S, self.end, None)
-        self._upstream = send()
+
+    def send(self, *, anew: bool = False) -> None:
+        asked, way = self.asked, self._target.connector
+        self._upstream = way.start("POST", self._path, asked.headers, asked.body, asked.caller, self, anew=anew)
 
     def end(self, tokens: int | None) -> None:
         """Have the books closed, by whatever comes first."""
         then, self._then = self._then, None
         if then is None:
             return
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         if self._upstream is not None:
             self._upstream.abort()
         self._ended(self)
@@ -131,7 +123,8 @@ class _Question(AnswerListener):
         self._upstream = None
         told = _COUNT.match(self._head) if self._status == 200 else None
         tokens = int(told[1]) if told is not None else None
-        self.end(None if tokens is None or 0 < self._context < tokens else tokens)
+        # More than its context nobody can have read.
+        self.end(None if tokens is None or 0 < self._target.context < tokens else tokens)
 
     def failed(self, reason: str, *, refused: bool) -> None:
         self._upstream = None
@@ -142,6 +135,4 @@ class _Question(AnswerListener):
         self.end(None)
 
     def stale(self) -> None:
-        self._upstream = None
-        if self._again is not None:
-            self._upstream = self._again()
+        self.send(anew=True)

@@ -85,7 +85,7 @@ def _nodes_at_most(inventory: Inventory, place: tuple[str, str], specs: Iterable
     for spec in specs if partition.tier == "owned" else ():
         if spec.phase == "prefill":
             continue
-        alone = 2 * partition.held(spec.devices // spec.on_nodes) > partition.devices_per_node
+        alone = partition.is_alone(spec.devices // spec.on_nodes)
         single = apart or described.joined or (alone and not may_share_a_node(described, partition))
         number[spec.model] = number[spec.model] + spec.on_nodes if single else max(1, number[spec.model])
     return Counter({model: min(partition.nodes, its) for model, its in number.items()})

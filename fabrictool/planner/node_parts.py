@@ -51,8 +51,7 @@ def _dealt(specs: Sequence[AgentSpec], most: int, inventory: Inventory, evidence
     partition = described.partitions[specs[0].partition]
     of = min(partition.nodes, most)
     counted = not may_share_a_node(described, partition)
-    held = [partition.held(spec.devices // spec.on_nodes) for spec in specs]
-    if of < 2 or (counted and 2 * min(held) > partition.devices_per_node):  # no two have room on one node
+    if of < 2 or (counted and all(partition.is_alone(spec.devices // spec.on_nodes) for spec in specs)):
         return {}
     specs = sorted(specs, key=lambda spec: number_of(spec.replica))
     standing = {spec.replica: _stands_on(spec, evidence) for spec in specs}

@@ -84,7 +84,7 @@ def _least_nodes(inventory: Inventory, place: PartitionKey, specs: list[AgentSpe
         first = _first_device(inventory, place)
         return len({(index - first) // partition.devices_per_node for index in indices})
     shared = accelerators()[partition.device].kind == "cpu" and not partition.whole_nodes
-    alone = [spec for spec in specs if 2 * partition.held(spec.devices // spec.on_nodes) > partition.devices_per_node]
+    alone = [spec for spec in specs if partition.is_alone(spec.devices // spec.on_nodes)]
     parted = sum(spec.on_nodes for spec in specs if isinstance(spec.node_part, NodePart))
     return max(1, parted, 0 if shared else min(partition.nodes, sum(spec.on_nodes for spec in alone)))
 

@@ -14,7 +14,7 @@ import json
 import random
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.bench import gateway as rig
@@ -54,10 +54,7 @@ class Heard:
     late: int = 0
     refused: int = 0
     wrong: int = 0
-    waits: dict[str, list[float]] | None = None
-
-    def __post_init__(self):
-        self.waits = collections.defaultdict(list)
+    waits: dict[str, list[float]] = field(default_factory=lambda: collections.defaultdict(list))
 
 
 class Load:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.gateway.conformance.document import ERROR, NAME, answers
 
+STREAMS = {"createChatCompletion", "createCompletion"}
 PUBLISHED = Path(__file__).with_name("openai-1.2.0.json")
 
 
@@ -31,6 +32,3 @@ def published():
         "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
         "security": [{"key": []}],
     }
-
-
-STREAMS = {"createChatCompletion", "createCompletion"}
