@@ -11,6 +11,7 @@ import pytest
 from fabrictool.base.errors import FabrictoolError, InfeasibleError
 from fabrictool.cli.planning import SearchLimit
 from fabrictool.cli.searches import Searches
+from fabrictool.planner.apart_search import searched_apart
 from fabrictool.planner.chosen import SearchOptions, _searched
 from fabrictool.planner.node_spread import crowded
 from fabrictool.planner.packing import Block, packed
@@ -144,6 +145,25 @@ def test_nodes_without_room_cost_no_more_than_they_must_and_prove_nothing(least)
     first, *later = solution.stages
     assert (first.objective, first.bound) == (pytest.approx(4.8), pytest.approx(4.0)), "what five would leave"
     assert [stage.bound for stage in later] == [0.0] * len(later)
+
+
+@pytest.mark.parametrize("proved", [True, False])
+def test_what_is_as_good_as_a_search_without_such_rows_is_as_good_as_proved(proved):
+    """Of equals the first search took the ones that have no room."""
+    instance = full_of_small()
+    alike = replace(instance, needs=(*instance.needs[:3], replace(instance.needs[3], rate=3.2)))
+    (*_, best) = SOLVERS["exact"]().solve(alike, deadline_s=30, seed=0)
+    assert best.optimal
+    assert best.counts[3] == 4
+
+    def search(asked, _work):
+        first = replace(best, counts={**best.counts, 3: 5}, optimal=proved)
+        return (best if asked.crowded else first), False
+
+    _, solution, _ = searched_apart(alike, search)
+    assert solution.counts == best.counts
+    assert solution.optimal == proved
+    assert solution.stages == best.stages
 
 
 def test_what_does_not_fit_is_said_not_to_have_been_seen():
