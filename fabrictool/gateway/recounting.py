@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from fabrictool.engines.adapter import engine_capabilities
 from fabrictool.gateway.accounts import may_have_media
-from fabrictool.gateway.upstream import AnswerListener
+from fabrictool.gateway.upstream import AnswerListener, Caller
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,7 +99,8 @@ class _Question(AnswerListener):
 
     def send(self, *, anew: bool = False) -> None:
         asked, way = self.asked, self._target.connector
-        self._upstream = way.start("POST", self._path, asked.headers, asked.body, asked.caller, self, anew=anew)
+        caller = Caller(asked.caller.group)  # of no tenant: an agent would count it as another request of that one
+        self._upstream = way.start("POST", self._path, asked.headers, asked.body, caller, self, anew=anew)
 
     def end(self, tokens: int | None) -> None:
         """Have the books closed, by whatever comes first."""

@@ -12,7 +12,10 @@ from aiohttp import web
 
 from fabrictool.domain.terms import KeyLimits
 from fabrictool.gateway import recounting
+from fabrictool.gateway.directory import RoutingTarget
+from fabrictool.gateway.modelrequest import ModelRequest
 from fabrictool.gateway.staticlist import StaticNode
+from fabrictool.gateway.upstream import Caller, Connector, Upstream
 from fabrictool.routing.policies import routing_policy
 from tests.gateway.conftest import until
 from tests.gateway.scripted import ScriptedEngine, chunk, dies, event, says
@@ -213,6 +216,24 @@ async def test_a_gateway_that_ends_sends_no_prompt_anywhere(bed, engines):
     assert bed.records[0].prompt_tokens > 0
     assert len(bed.gateway._metrics.recounts) == 0
     assert sorted(path for engine in engines for path in engine.paths) == ["/v1/chat/completions"]
+
+
+async def test_agents_hear_the_group_and_no_tenant():
+    """They count the requests of tenants, and this is none."""
+    heard = []
+
+    class Way(Connector):
+        def start(self, *asked, anew=False):
+            heard.append((asked[1], asked[4]))
+            return Upstream(asked[5])
+
+    asked = ModelRequest("m", "POST", "/v1/completions", (), b"{}", "g", None, caller=Caller("g", "tenant"))
+    recounts, told = recounting.Recounts(), []
+    assert recounts.ask(RoutingTarget(b"k", "m", "alpha", Way(), "m/0", engine="vllm"), asked, told.append)
+    assert heard == [("/tokenize", Caller("g"))]
+    recounts.close()
+    assert told == [None]
+    assert not recounts.ask(RoutingTarget(b"k", "m", "alpha", Way(), "m/0", engine="vllm"), asked, told.append)
 
 
 @pytest.mark.parametrize("kind", ["image_url", "image_embeds", "input_audio", "file"])
