@@ -115,7 +115,7 @@ def test_a_relaxation_without_time_bounds_nothing(monkeypatch):
     from fabrictool.planner.solvers import placing
 
     monkeypatch.setattr(program, "LEAST_LP_S", 0.0)
-    monkeypatch.setattr(placing, "LP_S", 0.0)
+    monkeypatch.setattr(placing, "LEAST_LP_S", 0.0)
     instance = random_instance(random.Random(1))
     with pytest.raises(FabrictoolError, match="FT2902"):
         *_, _ = ExactSolver().solve(instance, deadline_s=0.0, seed=0)
