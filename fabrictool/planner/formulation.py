@@ -66,6 +66,8 @@ class PricedRows:
     """By model."""
     devices: dict[PoolKey, int] = field(default_factory=dict)
     """By pool."""
+    decode: dict[tuple[str, PoolKey], int] = field(default_factory=dict)
+    """By model and pool: what is handed to decode replicas there."""
 
 
 class Formulation:
@@ -201,7 +203,8 @@ class Formulation:
         # Of what may be nothing, any price is true, and one that nobody would pay says the most.
         stages |= {stage: 2 * max(demand.values()) for stage in kept if self.nothing(stage) is not None}
         weighing = {stage: weight for stage, weight in stages.items() if weight > DUST}
-        return LoadPrices(demand, weighing | ({name: 1.0} if name in BY_LOAD else {}))
+        decode = {key: float(answer.prices[row]) for key, row in self.rows.decode.items()}
+        return LoadPrices(demand, weighing | ({name: 1.0} if name in BY_LOAD else {}), decode)
 
     def nothing(self, stage: str) -> float | None:
         """Where a stage is kept at nothing, the slack of that; else None."""
@@ -362,7 +365,9 @@ class Formulation:
         for side, load_by_pool in ((1, loads["prefill"]), (2, loads["decode"])):
             for pool, load in load_by_pool.items():
                 handed = [(c, -1.0) for key, c in self._handed.items() if key[0] == model and key[side] == pool]
-                program.row(0, 0, [*load, *handed])
+                row = program.row(0, 0, [*load, *handed])
+                if side == 2:
+                    self.rows.decode[model, pool] = row
         # Without a demand nothing flows, and still neither phase is of use without the other, where it reaches it.
         most = float(self._limit[model])
         sides: tuple[tuple[Phase, Phase, Literal[1, 2]], ...] = (("prefill", "decode", 1), ("decode", "prefill", 2))

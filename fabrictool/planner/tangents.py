@@ -13,13 +13,13 @@ what seven columns an option do, integer programs are a seventh as large, and Hi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from fabrictool.planner.problem import Option, PlacementProblem
+    from fabrictool.planner.problem import Option, PlacementProblem, PoolKey
 
 BY_LOAD = ("slo", "excess", "quality", "latency")
 """Stages that depend on how replicas are loaded."""
@@ -37,6 +37,8 @@ class LoadPrices:
     """By model."""
     stages: Mapping[str, float]
     """What is counted in that: each stage that depends on loads, with its weight."""
+    decode: Mapping[tuple[str, PoolKey], float] = field(default_factory=dict)
+    """By model and pool: what of the demand's is its decode phase's there."""
 
     def of(self, model: str) -> tuple[object, ...]:
         """Equal where the tangents of a model are."""

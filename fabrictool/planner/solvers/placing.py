@@ -30,6 +30,7 @@ from fabrictool.planner.solvers.part import part_of
 from fabrictool.planner.solvers.parties import parties
 from fabrictool.planner.solvers.programs import SearchPrograms
 from fabrictool.planner.solvers.shares import SLACK, KeptStage
+from fabrictool.planner.solvers.splitting import DeviceSplits
 from fabrictool.planner.solvers.steps import EngineSteps, nudge
 from fabrictool.planner.stages import (
     TIDYING,
@@ -112,6 +113,8 @@ class PlacementSearch:
         ordered = (name for name in stage_names(problem) if self._tiny or name != TIE_BREAK)
         self.stages = [name for name in ordered if self._programs.relaxed.terms(name)]
         """Those that there is anything to."""
+        alone = [n for n in self.stages if n not in TIDYING] == ["served", "latency"] and not self._tiny
+        self._splits = DeviceSplits.of(problem) if alone else None
         work.done(1)
 
     def stage(self, name: str) -> Iterator[Solution]:
@@ -181,6 +184,10 @@ class PlacementSearch:
 
     def _bound(self, name: str) -> float:
         """What no solution can be better than, with the earlier stages where they are."""
+        least = self._splits.unserved if self._splits is not None and name == "served" else 0.0
+        return max(least, self._relaxed_bound(name))
+
+    def _relaxed_bound(self, name: str) -> float:
         lowest = self._core.lowest
         if name in lowest and all(
             self._total(n) <= lowest.get(n, 0.0) + rounding(self._total(n)) for n in self._values
@@ -197,6 +204,12 @@ class PlacementSearch:
 
     def _begin(self, name: str) -> None:
         """The best that is known; where all of that breaks a rule, whatever the integer solver finds first."""
+        if self._splits is not None and not (self._warm or self._problem.runs):
+            counts = self._splits.placement(self._steps)
+            if counts is not None:
+                self._counts = counts
+                if self._judged(name):
+                    return
         counts = first_placement(
             self._problem, self._core, self._programs.options({}, by_capacity=False), self._warm, self._seed
         )
@@ -227,7 +240,8 @@ class PlacementSearch:
         answer = loads.minimise(name, seconds=LEAST_LP_S, seed=self._seed)
         if answer is None:
             return None
-        self._told = self._programs.learn(loads.prices(name, answer))
+        self._prices = loads.prices(name, answer)
+        self._told = self._programs.learn(self._prices)
         return loads, answer
 
     def _judge(self, name: str) -> None:
@@ -269,6 +283,7 @@ class PlacementSearch:
             return  # in the second pass
         if name in self._spared_time and self._gap(name) <= effort.AGAIN:
             return  # others need it more
+        yield from self._split(name)
         yield from self._before_all(name)
         for at, nodes in enumerate(self._tries(name)):
             if self._is_enough(name) or (at and self._gap(name) <= effort.AGAIN) or not self._work.more():
@@ -282,6 +297,19 @@ class PlacementSearch:
                 yield self._solution()
                 if name != FAIRNESS and not self._is_by_tangents:
                     yield from self._sweeps(name)
+
+    def _split(self, name: str) -> Iterator[Solution]:
+        """All devices split among the models anew, where these are few."""
+        if self._splits is None or name != "latency" or self._is_enough(name) or not self._work.more():
+            return
+        if not self._splits.may_follow(self._limits["served"].most):
+            return
+        for bound, counts in self._splits.tries(self._steps, self._prices):
+            self._raise_bound(name, min(bound, self._total(name)))
+            if counts is not None and self._adopted(name, counts):
+                yield self._solution()
+            if self._is_enough(name) or not self._work.more():
+                return
 
     def _before_all(self, name: str) -> Iterator[Solution]:
         """Some models at a time, before all are placed at once."""

@@ -1,0 +1,155 @@
+"""What any number of devices does for one model of a small fabric: the most that they serve, and a bound on latency."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fabrictool.planner.solvers.load_grid import (
+    SAME,
+    Ladder,
+    either_way,
+    from_,
+    replicas,
+    shared,
+    side_by_side,
+    under,
+    up_to,
+    wider,
+)
+from fabrictool.planner.tangents import of_levels
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fabrictool.domain.specs import Phase
+    from fabrictool.planner.problem import ModelNeed, PlacementProblem, PoolKey
+    from fabrictool.planner.solvers.load_grid import Devices, Floats
+    from fabrictool.planner.tangents import LoadPrices
+
+    Ladders = dict[tuple[int, Phase], list[Ladder]]
+    """By place of the pool in its area."""
+
+FINER = 2
+"""So many times as fine are the cells where there are few devices."""
+
+
+@dataclass(frozen=True, slots=True)
+class Area:
+    """Pools that hand requests to each other."""
+
+    pools: tuple[PoolKey, ...]
+    devices: Devices
+    """Of each."""
+
+    @property
+    def pairs(self) -> int:
+        """Ways to give two takers some of the devices each."""
+        return math.prod((n + 1) * (n + 2) // 2 for n in self.devices)
+
+
+class ModelTables:
+    """One model's, by devices of all areas."""
+
+    def __init__(self, problem: PlacementProblem, need: ModelNeed, areas: Sequence[Area]) -> None:
+        self.need, self._areas = need, areas
+        self._ladders: list[Ladders] = [defaultdict(list) for _ in areas]
+        place = {key: (at, place) for at, area in enumerate(areas) for place, key in enumerate(area.pools)}
+        for option in (problem.options[i] for i in problem.of(need.model)):
+            at, pool = place[option.pool.key]
+            ladder = Ladder.of(
+                option.devices, [0.0, *(level.rate for level in option.levels)], of_levels(option, "latency")
+            )
+            self._ladders[at][pool, option.phase].append(ladder)
+        self._handing = [_quickest(problem, need.model, area) for area in areas]
+        ladders = (ladder for by_phase in self._ladders for alike in by_phase.values() for ladder in alike)
+        self.steepest = max(ladder.steepest for ladder in ladders)
+        """The most that one request/s more adds to any replica's latency."""
+        most = reduce(np.add.outer, map(_capacity, self._ladders, (area.devices for area in areas)))
+        self.served = np.where(most >= need.rate * (1 - SAME), need.rate, most)
+        """Requests/s at most."""
+        self.lacking = need.priority * (need.rate - self.served)
+        """What is unserved at least, as the stage `served` counts it."""
+
+    def lowest(self, cells: int, prices: LoadPrices | None, spare: float) -> Floats:
+        """What latency cannot be below, where no more is unserved than has to be, and `spare`.
+
+        It is true at any prices; None: the steepest.
+        """
+        step = self.need.rate / cells
+        price = self.steepest if prices is None else min(prices.demand[self.need.model], self.steepest)
+        served = np.maximum(0.0, self.served - spare / self.need.priority)
+        wanted = np.floor(served / step * (1 + SAME)).astype(np.int64)
+        areas = [self._area(at, step, cells + 1, self._of_phases(at, price, prices)) for at in range(len(self._areas))]
+        if len(areas) == 1:
+            values: Floats = np.take_along_axis(areas[0], wanted[..., None], axis=-1)[..., 0]
+        else:
+            values = under(reduce(side_by_side, areas[:-1]), areas[-1], wanted)
+        return values + price * served
+
+    def _area(self, at: int, step: float, cells: int, prices: Mapping[Phase, float]) -> Floats:
+        ladders, devices, fine = self._ladders[at], self._areas[at].devices, cells * FINER
+
+        def phase(name: Phase) -> Floats:
+            pools = (replicas(ladders.get((pool, name), []), n, prices[name], step / FINER, fine)
+                     for pool, n in enumerate(devices))  # fmt: skip
+            return reduce(side_by_side, pools)
+
+        unified = wider(phase("unified"), FINER)
+        if all(name == "unified" for _, name in ladders):
+            return unified
+        return either_way(unified, wider(shared(phase("prefill"), phase("decode")), FINER))
+
+    def _of_phases(self, at: int, price: float, prices: LoadPrices | None) -> dict[Phase, float]:
+        """Of a request/s that is handed over, which takes its time, each phase has a part of the price."""
+        both, key = max(0.0, price - self._handing[at]), self.need.model
+        known = [] if prices is None else [prices.decode.get((key, pool), 0.0) for pool in self._areas[at].pools]
+        decode = min(both, max(known, default=0.0)) or both * _decode_share(self._ladders[at])
+        return {"unified": price, "prefill": both - decode, "decode": decode}
+
+
+def _decode_share(ladders: Ladders) -> float:
+    """Of the devices that a request takes."""
+    least: dict[Phase, float] = {}
+    for (_, phase), alike in ladders.items():
+        least[phase] = min([least.get(phase, math.inf), *(ladder.devices / ladder.capacity for ladder in alike)])
+    decode, prefill = least.get("decode", 1.0), least.get("prefill", 1.0)
+    return decode / (decode + prefill)
+
+
+def _capacity(ladders: Ladders, devices: Devices) -> Floats:
+    """Requests/s at most, by devices of an area."""
+
+    def phase(name: Phase) -> Floats:
+        pools = (_filled(ladders.get((pool, name), []), n) for pool, n in enumerate(devices))
+        return reduce(np.add.outer, pools)
+
+    return _most(_most(phase("prefill"), phase("decode"), np.minimum), phase("unified"), np.add)
+
+
+def _filled(ladders: Sequence[Ladder], devices: int) -> Floats:
+    most = np.zeros(devices + 1)
+    for used in range(1, devices + 1):
+        fits = [most[used - ladder.devices] + ladder.capacity for ladder in ladders if ladder.devices <= used]
+        most[used] = max([most[used - 1], *fits])
+    return most
+
+
+def _most(first: Floats, second: Floats, both: np.ufunc) -> Floats:
+    """What both come to at most with devices that they share."""
+    most: Floats = np.zeros(first.shape)
+    for used in np.ndindex(first.shape):
+        here = most[from_(used)]
+        np.maximum(here, both(first[used], second[up_to(used, second)]), out=here)
+    return most
+
+
+def _quickest(problem: PlacementProblem, model: str, area: Area) -> float:
+    """Seconds that handing a request over takes at least."""
+    ways = problem.transfers.items()
+    return min((way.seconds for (of, sender, _), way in ways if of == model and sender in area.pools), default=0.0)

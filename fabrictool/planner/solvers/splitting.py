@@ -1,0 +1,164 @@
+"""Which devices of a small fabric each model is best given: bounds and placements by dynamic programming.
+
+With so many devices of each pool a model comes to a value by itself, whatever the others do. No less than tables over
+devices and loads say (`model_tables`), in which replicas and devices are whole; the best split is found in a table over
+these. What it takes of them is then replaced by what an integer program of one model and these devices says, until that
+is a placement: no other is better. On 32 devices with phases this takes a second, and one program of all models
+minutes. With more devices there are too many splits.
+
+What only some problems have (links and limits that models share, minima over all of them) is left out of the split: so
+a bound is one all the same, and a placement is to be judged.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fabrictool.planner.formulation import Formulation
+from fabrictool.planner.solvers.load_grid import best_split
+from fabrictool.planner.solvers.model_tables import Area, ModelTables
+from fabrictool.planner.solvers.part import part_of
+from fabrictool.planner.stages import rounding
+from fabrictool.planner.work import PER_SECOND
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from fabrictool.planner.problem import PlacementProblem
+    from fabrictool.planner.solvers.load_grid import Devices, Floats
+    from fabrictool.planner.solvers.steps import EngineSteps
+    from fabrictool.planner.tangents import LoadPrices
+
+MOST_SPLITS = 12_000
+"""Ways to give a model devices of all pools."""
+MOST_PAIRS = 60_000
+"""Ways to share the devices of pools that hand requests to each other between two phases."""
+FIRST_CELLS, CELLS = 48, 96
+"""Of the grid of a model's loads: for the first placement, and where the prices are those of its loads."""
+PAIRS_PER_UNIT = 3_000_000
+"""Of devices and of loads, in a unit of work: measured, within a factor of two."""
+DEAR = 1000.0
+"""Times the most that a request/s more adds to any replica's latency: the price of one that is not served."""
+PART_NODES, PART_GAP = 5_000, 1e-3
+"""Limits of a program of one model."""
+
+
+class DeviceSplits:
+    """One problem's; see the module's docstring."""
+
+    def __init__(self, problem: PlacementProblem, areas: Sequence[Area]) -> None:
+        self._problem = problem
+        self._pools = [key for area in areas for key in area.pools]
+        self._devices = tuple(n for area in areas for n in area.devices)
+        self._models = [ModelTables(problem, need, areas) for need in problem.needs]
+        self._pairs = sum(area.pairs for area in areas) * len(self._models)
+        self._dear = DEAR * max(model.steepest for model in self._models)
+        self.unserved, _ = best_split([model.lacking for model in self._models], self._devices)
+        """The least that the stage `served` can come to."""
+        self._spare = 2 * rounding(self.unserved)
+        """By so much it may be more: of what a search keeps it within, and of digits."""
+        self._lowest: list[Floats] = [self._dear * model.lacking for model in self._models]
+        """By model and devices: what latency and the price of what is unserved cannot be below."""
+        self._known: dict[tuple[int, Devices], Mapping[int, int]] = {}
+        """By model and devices: the best counts, where these are known."""
+
+    @classmethod
+    def of(cls, problem: PlacementProblem) -> DeviceSplits | None:
+        """None where there are too many splits, or devices alone do not say what fits."""
+        if any(option.others or not option.devices for option in problem.options):
+            return None
+        if not all(need.rate and problem.of(need.model) for need in problem.needs):
+            return None
+        areas = list(_areas(problem))
+        splits = math.prod(n + 1 for area in areas for n in area.devices)
+        fits = splits <= MOST_SPLITS and all(area.pairs <= MOST_PAIRS for area in areas)
+        return cls(problem, areas) if fits else None
+
+    def placement(self, steps: EngineSteps) -> dict[int, int] | None:
+        """Counts by option that leave as little unserved as can be, at not much latency; None: there was no time."""
+        if not self._tell(steps, FIRST_CELLS, None):
+            return None
+        _, shares = best_split(self._lowest, self._devices)
+        return self._counts(shares) if self._look(steps, shares) else None
+
+    def tries(self, steps: EngineSteps, prices: LoadPrices) -> Iterator[tuple[float, dict[int, int] | None]]:
+        """What latency cannot be below, and counts by option, where these are known: closer and closer."""
+        beside = self._dear * (self.unserved + self._spare)
+        if not self._tell(steps, CELLS, prices):
+            return
+        while True:
+            least, shares = best_split(self._lowest, self._devices)
+            yield least - beside, None
+            known = all(part in self._known for part in enumerate(shares))
+            if not self._look(steps, shares):
+                return
+            yield least - beside, self._counts(shares)
+            if known:
+                return
+
+    def may_follow(self, unserved: float) -> bool:
+        """Whether what is said of latency is so where this is unserved at most."""
+        return unserved <= self.unserved + self._spare
+
+    def _tell(self, steps: EngineSteps, cells: int, prices: LoadPrices | None) -> bool:
+        """Asks the tables; False where there was no time."""
+        work = 1 + self._pairs * cells * cells // PAIRS_PER_UNIT
+        if steps.work.for_steps_s() < work / PER_SECOND:
+            steps.work.cut()
+            return False
+        for model, lowest in zip(self._models, self._lowest, strict=True):
+            latency = model.lowest(cells, prices, self._spare)
+            np.maximum(lowest, latency + self._dear * model.lacking, out=lowest)
+        steps.work.done(work)
+        return True
+
+    def _look(self, steps: EngineSteps, shares: Sequence[Devices]) -> bool:
+        """Asks what each model does with just these devices, where that is not known; False where there was no time."""
+        return all(part in self._known or self._look_at(steps, *part) for part in enumerate(shares))
+
+    def _look_at(self, steps: EngineSteps, at: int, devices: Devices) -> bool:
+        model, lowest = self._models[at], self._lowest[at]
+        part, indices = part_of(self._problem, {}, self._fitting(model, devices), [model.need.model])
+        taken = dict(self._problem.taken)
+        for key, most, n in zip(self._pools, self._devices, devices, strict=True):
+            taken[key, 1] = taken.get((key, 1), 0) + most - n
+        part = replace(part, taken=taken, links=self._problem.links)
+        program = Formulation(part, range(len(indices)), whole=True)
+        program.tighten()
+        unserved = float(model.lacking[devices])
+        program.keep("served", unserved + self._spare)
+        answer = steps.in_time(program, "latency", nodes=PART_NODES, gap=PART_GAP)
+        if answer is None and not steps.work.more():
+            return False
+        self._known[at, devices] = {} if answer is None else {indices[k]: n for k, n in program.counts(answer).items()}
+        bound = math.inf if answer is None else answer.bound + self._dear * unserved
+        # With fewer devices, and as much served, nothing is better.
+        fewer = tuple(slice(0, n + 1) for n in devices)
+        as_much = model.lacking[fewer] <= unserved + self._spare
+        np.maximum(lowest[fewer], bound, out=lowest[fewer], where=as_much)
+        return True
+
+    def _fitting(self, model: ModelTables, devices: Devices) -> list[int]:
+        room, known = dict(zip(self._pools, devices, strict=True)), self._problem.current.keys() | self._problem.fixed
+        options = ((i, self._problem.options[i]) for i in self._problem.of(model.need.model))
+        return [i for i, option in options if option.devices <= room[option.pool.key] or option.key in known]
+
+    def _counts(self, shares: Sequence[Devices]) -> dict[int, int]:
+        return {i: n for part in enumerate(shares) for i, n in self._known[part].items()}
+
+
+def _areas(problem: PlacementProblem) -> Iterator[Area]:
+    """Pools that requests are handed between, together; every other one by itself."""
+    area = {pool.key: {pool.key} for pool in problem.pools}
+    for _, sender, receiver in problem.transfers:
+        together = area[sender] | area[receiver]
+        for key in together:
+            area[key] = together
+    for keys in {id(keys): keys for keys in area.values()}.values():
+        pools = [pool for pool in problem.pools if pool.key in keys]
+        devices = [pool.nodes * pool.devices_per_node - problem.taken.get((pool.key, 1), 0) for pool in pools]
+        yield Area(tuple(pool.key for pool in pools), tuple(max(0, n) for n in devices))
