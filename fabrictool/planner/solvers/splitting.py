@@ -41,8 +41,9 @@ FIRST_CELLS, CELLS = 48, 96
 """Of the grid of a model's loads: for the first placement, and where the prices are those of its loads."""
 PAIRS_PER_UNIT = 3_000_000
 """Of devices and of loads, in a unit of work: measured, within a factor of two."""
-DEAR = 1000.0
-"""Times the most that a request/s more adds to any replica's latency: the price of one that is not served."""
+LOST_TO_DIGITS = 1e-3
+"""Of latency: what a bound may lose by the price of what is unserved, as by some digits there may be more of it. Where
+it may lose more, that price is higher, and splits that serve a little less are told from others the sooner."""
 PART_NODES, PART_GAP = 5_000, 1e-3
 """Limits of a program of one model."""
 
@@ -56,12 +57,14 @@ class DeviceSplits:
         self._devices = tuple(n for area in areas for n in area.devices)
         self._models = [ModelTables(problem, need, areas) for need in problem.needs]
         self._pairs = sum(area.pairs for area in areas) * len(self._models)
-        self._dear = DEAR * max(model.steepest for model in self._models)
         self.unserved, _ = best_split([model.lacking for model in self._models], self._devices)
         """The least that the stage `served` can come to."""
         self._spare = 2 * rounding(self.unserved)
         """By so much it may be more: of what a search keeps it within, and of digits."""
-        self._lowest: list[Floats] = [self._dear * model.lacking for model in self._models]
+        least = math.fsum(model.flattest * model.need.rate for model in self._models)
+        self._dear = LOST_TO_DIGITS * least / self._spare if self.unserved else 0.0
+        """The price of a weighted request/s that is unserved."""
+        self._lowest: list[Floats] = [self._price(model) for model in self._models]
         """By model and devices: what latency and the price of what is unserved cannot be below."""
         self._known: dict[tuple[int, Devices], Mapping[int, int]] = {}
         """By model and devices: the best counts, where these are known."""
@@ -99,6 +102,10 @@ class DeviceSplits:
             yield least - beside, self._counts(shares)
             if known:
                 return
+
+    def _price(self, model: ModelTables) -> Floats:
+        """Of what is unserved of a model; where that is too much by itself, there is none."""
+        return np.where(model.lacking > self.unserved + self._spare, math.inf, self._dear * model.lacking)
 
     def may_follow(self, unserved: float) -> bool:
         """Whether what is said of latency is so where this is unserved at most."""
