@@ -55,11 +55,6 @@ class Ladder:
         """The most that a request/s more adds to the cost."""
         return _slope(*self.steps[-2:])
 
-    @property
-    def flattest(self) -> float:
-        """The least that one adds."""
-        return _slope(*self.steps[:2])
-
 
 def _slope(less: tuple[float, float], more: tuple[float, float]) -> float:
     return (more[1] - less[1]) / (more[0] - less[0])

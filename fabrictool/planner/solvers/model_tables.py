@@ -67,11 +67,9 @@ class ModelTables:
             )
             self._ladders[at][pool, option.phase].append(ladder)
         self._handing = [_quickest(problem, need.model, area) for area in areas]
-        ladders = [ladder for by_phase in self._ladders for alike in by_phase.values() for ladder in alike]
+        ladders = (ladder for by_phase in self._ladders for alike in by_phase.values() for ladder in alike)
         self.steepest = max(ladder.steepest for ladder in ladders)
         """The most that one request/s more adds to any replica's latency."""
-        self.flattest = min(ladder.flattest for ladder in ladders)
-        """The least that one adds."""
         most = reduce(np.add.outer, map(_capacity, self._ladders, (area.devices for area in areas)))
         self.served = np.where(most >= need.rate * (1 - SAME), need.rate, most)
         """Requests/s at most."""

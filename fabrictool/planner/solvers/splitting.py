@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from fabrictool.planner.problem import PlacementProblem
-    from fabrictool.planner.solvers.load_grid import Devices, Floats
+    from fabrictool.planner.solvers.load_grid import Devices
     from fabrictool.planner.solvers.steps import EngineSteps
     from fabrictool.planner.tangents import LoadPrices
 
@@ -41,9 +41,8 @@ FIRST_CELLS, CELLS = 48, 96
 """Of the grid of a model's loads: for the first placement, and where the prices are those of its loads."""
 PAIRS_PER_UNIT = 3_000_000
 """Of devices and of loads, in a unit of work: measured, within a factor of two."""
-LOST_TO_DIGITS = 1e-3
-"""Of latency: what a bound may lose by the price of what is unserved, as by some digits there may be more of it. Where
-it may lose more, that price is higher, and splits that serve a little less are told from others the sooner."""
+DEARER = 4.0
+"""Times its price is dearer what is unserved, where a split that leaves more of it than has to be looks cheap."""
 PART_NODES, PART_GAP = 5_000, 1e-3
 """Limits of a program of one model."""
 
@@ -61,11 +60,11 @@ class DeviceSplits:
         """The least that the stage `served` can come to."""
         self._spare = 2 * rounding(self.unserved)
         """By so much it may be more: of what a search keeps it within, and of digits."""
-        least = math.fsum(model.flattest * model.need.rate for model in self._models)
-        self._dear = LOST_TO_DIGITS * least / self._spare if self.unserved else 0.0
+        self._dear = max(model.steepest for model in self._models)
         """The price of a weighted request/s that is unserved."""
-        self._lowest: list[Floats] = [self._price(model) for model in self._models]
-        """By model and devices: what latency and the price of what is unserved cannot be below."""
+        too_much = self.unserved + self._spare
+        self._lowest = [np.where(model.lacking > too_much, math.inf, 0.0) for model in self._models]
+        """By model and devices: what latency cannot be below."""
         self._known: dict[tuple[int, Devices], Mapping[int, int]] = {}
         """By model and devices: the best counts, where these are known."""
 
@@ -85,27 +84,33 @@ class DeviceSplits:
         """Counts by option that leave as little unserved as can be, at not much latency; None: there was no time."""
         if not self._tell(steps, FIRST_CELLS, None):
             return None
-        _, shares = best_split(self._lowest, self._devices)
+        _, shares = self._best()
         return self._counts(shares) if self._look(steps, shares) else None
 
     def tries(self, steps: EngineSteps, prices: LoadPrices) -> Iterator[tuple[float, dict[int, int] | None]]:
         """What latency cannot be below, and counts by option, where these are known: closer and closer."""
-        beside = self._dear * (self.unserved + self._spare)
         if not self._tell(steps, CELLS, prices):
             return
         while True:
-            least, shares = best_split(self._lowest, self._devices)
-            yield least - beside, None
+            bound, shares = self._best()
+            yield bound, None
             known = all(part in self._known for part in enumerate(shares))
             if not self._look(steps, shares):
                 return
-            yield least - beside, self._counts(shares)
+            yield bound, self._counts(shares)
             if known:
                 return
 
-    def _price(self, model: ModelTables) -> Floats:
-        """Of what is unserved of a model; where that is too much by itself, there is none."""
-        return np.where(model.lacking > self.unserved + self._spare, math.inf, self._dear * model.lacking)
+    def _best(self) -> tuple[float, list[Devices]]:
+        """What latency cannot be below, and the split of devices that comes closest to it."""
+        most = self.unserved + self._spare
+        while True:
+            parts = zip(self._models, self._lowest, strict=True)
+            least, shares = best_split([lowest + self._dear * model.lacking for model, lowest in parts], self._devices)
+            lacking = math.fsum(model.lacking[devices] for model, devices in zip(self._models, shares, strict=True))
+            if lacking <= most or least == math.inf:
+                return least - self._dear * most, shares
+            self._dear *= DEARER
 
     def may_follow(self, unserved: float) -> bool:
         """Whether what is said of latency is so where this is unserved at most."""
@@ -118,8 +123,7 @@ class DeviceSplits:
             steps.work.cut()
             return False
         for model, lowest in zip(self._models, self._lowest, strict=True):
-            latency = model.lowest(cells, prices, self._spare)
-            np.maximum(lowest, latency + self._dear * model.lacking, out=lowest)
+            np.maximum(lowest, model.lowest(cells, prices, self._spare), out=lowest)
         steps.work.done(work)
         return True
 
@@ -142,7 +146,7 @@ class DeviceSplits:
         if answer is None and not steps.work.more():
             return False
         self._known[at, devices] = {} if answer is None else {indices[k]: n for k, n in program.counts(answer).items()}
-        bound = math.inf if answer is None else answer.bound + self._dear * unserved
+        bound = math.inf if answer is None else answer.bound
         # With fewer devices, and as much served, nothing is better.
         fewer = tuple(slice(0, n + 1) for n in devices)
         as_much = model.lacking[fewer] <= unserved + self._spare
