@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from typer.main import get_command_name
+from typer.models import CommandInfo, TyperInfo
 
 from fabrictool.cli import (
     adopt_command,
@@ -34,8 +36,11 @@ from fabrictool.cli.help_groups import GroupedCommands
 from fabrictool.cli.paging import without_pager
 
 
-def build() -> typer.Typer:
-    """The whole command tree."""
+def build(wanted: str | None = None) -> typer.Typer:
+    """The whole command tree; of a command that is `wanted` only what belongs to it, if there is such a one.
+
+    The parser looks at every parameter of every command that it is given, which takes a tenth of a second.
+    """
     app = typer.Typer(
         name="fabrictool",
         cls=GroupedCommands,
@@ -71,7 +76,19 @@ def build() -> typer.Typer:
         help_commands,
     ):
         room.register(app)
+    commands = [info for info in app.registered_commands if _name(info) == wanted]
+    groups = [info for info in app.registered_groups if _name(info) == wanted]
+    if commands or groups:
+        app.registered_commands, app.registered_groups = commands, groups
     return app
+
+
+def _name(info: CommandInfo | TyperInfo) -> str:
+    """As it is typed."""
+    if isinstance(info.name, str):
+        return info.name
+    named = info.typer_instance.info.name if isinstance(info, TyperInfo) and info.typer_instance else None
+    return named if isinstance(named, str) else get_command_name(getattr(info.callback, "__name__", ""))
 
 
 def _version(wanted: bool) -> None:

@@ -37,7 +37,8 @@ def _run(arguments: list[str]) -> int:
         ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
         asked_for_help = not HELP.isdisjoint(ours) and sys.stdout.isatty()
         with whole_words(os.environ), help_paged(wanted=asked_for_help):
-            result = typer.main.get_command(build()).main(arguments, prog_name="fabrictool", standalone_mode=False)
+            tree = typer.main.get_command(build(next(iter(arguments), None)))
+            result = tree.main(arguments, prog_name="fabrictool", standalone_mode=False)
     except typer.Abort:
         raise KeyboardInterrupt from None  # its word for the end of the input
     except typer.TyperException as error:

@@ -25,7 +25,7 @@ from fabrictool.planner.solvers.load_grid import (
 from fabrictool.planner.tangents import of_levels
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from fabrictool.domain.specs import Phase
     from fabrictool.planner.problem import ModelNeed, PlacementProblem, PoolKey
@@ -66,7 +66,11 @@ class ModelTables:
                 option.devices, [0.0, *(level.rate for level in option.levels)], of_levels(option, "latency")
             )
             self._ladders[at][pool, option.phase].append(ladder)
-        self._handing = [_quickest(problem, need.model, area) for area in areas]
+        self._alike = [self._ladders.index(ladders) for ladders in self._ladders]
+        """Of each area the first that is like it: what replicas do there is the same."""
+        ways = (way.seconds for (model, *_), way in problem.transfers.items() if model == need.model)
+        self._handing = min(ways, default=0.0)
+        """Seconds, at least."""
         ladders = (ladder for by_phase in self._ladders for alike in by_phase.values() for ladder in alike)
         self.steepest = max(ladder.steepest for ladder in ladders)
         """The most that one request/s more adds to any replica's latency."""
@@ -85,18 +89,25 @@ class ModelTables:
         price = self.steepest if prices is None else min(prices.demand[self.need.model], self.steepest)
         served = np.maximum(0.0, self.served - spare / self.need.priority)
         wanted = np.floor(served / step * (1 + SAME)).astype(np.int64)
-        areas = [self._area(at, step, cells + 1, self._of_phases(at, price, prices)) for at in range(len(self._areas))]
+        tables = {group: self._table(group, step, cells + 1, price, prices) for group in set(self._alike)}
+        areas = [
+            tables[group][tuple(slice(0, n + 1) for n in area.devices)]
+            for group, area in zip(self._alike, self._areas, strict=True)
+        ]
         if len(areas) == 1:
             values: Floats = np.take_along_axis(areas[0], wanted[..., None], axis=-1)[..., 0]
         else:
             values = under(reduce(side_by_side, areas[:-1]), areas[-1], wanted)
         return values + price * served
 
-    def _area(self, at: int, step: float, cells: int, prices: Mapping[Phase, float]) -> Floats:
-        ladders, devices, fine = self._ladders[at], self._areas[at].devices, cells * FINER
+    def _table(self, group: int, step: float, cells: int, price: float, prices: LoadPrices | None) -> Floats:
+        """Of an area, and of those like it: with as many devices of each pool as the largest has."""
+        members = [area for area, of in zip(self._areas, self._alike, strict=True) if of == group]
+        devices = tuple(map(max, zip(*(area.devices for area in members), strict=True)))
+        ladders, by_phase = self._ladders[group], self._of_phases(group, members, price, prices)
 
         def phase(name: Phase) -> Floats:
-            pools = (replicas(ladders.get((pool, name), []), n, prices[name], step / FINER, fine)
+            pools = (replicas(ladders.get((pool, name), []), n, by_phase[name], step / FINER, cells * FINER)
                      for pool, n in enumerate(devices))  # fmt: skip
             return reduce(side_by_side, pools)
 
@@ -105,11 +116,13 @@ class ModelTables:
             return unified
         return either_way(unified, wider(shared(phase("prefill"), phase("decode")), FINER))
 
-    def _of_phases(self, at: int, price: float, prices: LoadPrices | None) -> dict[Phase, float]:
+    def _of_phases(
+        self, group: int, members: Sequence[Area], price: float, prices: LoadPrices | None
+    ) -> dict[Phase, float]:
         """Of a request/s that is handed over, which takes its time, each phase has a part of the price."""
-        both, key = max(0.0, price - self._handing[at]), self.need.model
-        known = [] if prices is None else [prices.decode.get((key, pool), 0.0) for pool in self._areas[at].pools]
-        decode = min(both, max(known, default=0.0)) or both * _decode_share(self._ladders[at])
+        both, pools = max(0.0, price - self._handing), [pool for area in members for pool in area.pools]
+        known = [] if prices is None else [prices.decode.get((self.need.model, pool), 0.0) for pool in pools]
+        decode = min(both, max(known, default=0.0)) or both * _decode_share(self._ladders[group])
         return {"unified": price, "prefill": both - decode, "decode": decode}
 
 
@@ -147,9 +160,3 @@ def _most(first: Floats, second: Floats, both: np.ufunc) -> Floats:
         here = most[from_(used)]
         np.maximum(here, both(first[used], second[up_to(used, second)]), out=here)
     return most
-
-
-def _quickest(problem: PlacementProblem, model: str, area: Area) -> float:
-    """Seconds that handing a request over takes at least."""
-    ways = problem.transfers.items()
-    return min((way.seconds for (of, sender, _), way in ways if of == model and sender in area.pools), default=0.0)

@@ -37,7 +37,7 @@ MOST_SPLITS = 12_000
 """Ways to give a model devices of all pools."""
 MOST_PAIRS = 60_000
 """Ways to share the devices of pools that hand requests to each other between two phases."""
-FIRST_CELLS, CELLS = 48, 96
+FIRST_CELLS, CELLS = 32, 64
 """Of the grid of a model's loads: for the first placement, and where the prices are those of its loads."""
 PAIRS_PER_UNIT = 3_000_000
 """Of devices and of loads, in a unit of work: measured, within a factor of two."""
