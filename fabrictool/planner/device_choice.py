@@ -52,6 +52,19 @@ class DeviceChoice:
     held: set[int]
     nodes: list[list[int]]
     wanted: WantedNodes
+    _node_of: dict[int, int] = field(init=False, repr=False, compare=False)
+    """Device → its node."""
+    _answering: dict[str, list[str]] = field(init=False, repr=False, compare=False)
+    """Model → its replicas that answer."""
+
+    def __post_init__(self) -> None:
+        node_of = {index: at for at, node in enumerate(self.nodes) for index in node}
+        answering: dict[str, list[str]] = {}
+        for spec in self.specs:
+            if spec.phase != "prefill":
+                answering.setdefault(spec.model, []).append(spec.replica)
+        object.__setattr__(self, "_node_of", node_of)  # both are asked for with each replica
+        object.__setattr__(self, "_answering", answering)
 
     def devices(self, kept: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
         """Of each replica; of none where that does not fit. What is `kept` stays, unless something else has no room
@@ -108,13 +121,12 @@ class DeviceChoice:
                     yield spec.replica
 
     def _nodes_of(self, devices: Iterable[Iterable[int]]) -> set[int]:
-        every = {index for indices in devices for index in indices}
-        return {at for at, node in enumerate(self.nodes) if not every.isdisjoint(node)}
+        every = (index for indices in devices for index in indices)
+        return {self._node_of[index] for index in every if index in self._node_of}
 
     def used(self, model: str, chosen: Mapping[str, tuple[int, ...]]) -> set[int]:
         """Nodes on which a model has a replica that answers."""
-        mine = (spec for spec in self.specs if spec.model == model and spec.phase != "prefill")
-        return self._nodes_of(chosen.get(spec.replica, ()) for spec in mine)
+        return self._nodes_of(chosen.get(replica, ()) for replica in self._answering.get(model, ()))
 
     def _lacking(self, chosen: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
         """Model → nodes that rules want beyond those on which there is a replica."""

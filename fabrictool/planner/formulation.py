@@ -46,7 +46,7 @@ from fabrictool.planner.survival_rows import SurvivalRows
 from fabrictool.planner.tangents import BY_LOAD, DUST, NOTHING, LoadPrices, of_levels
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
     from fabrictool.domain.specs import Phase
     from fabrictool.planner.fairness import Lacks
@@ -164,6 +164,7 @@ class Formulation:
         nodes: int | None = None,
         start: ProgramSolution | None = None,
         counts: Mapping[int, int] | None = None,
+        left_s: Callable[[], float] | None = None,
     ) -> ProgramSolution | None:
         """The best answer of one stage, with just these `counts` when they are given; None when there is none."""
         return self.program.minimise(
@@ -174,6 +175,7 @@ class Formulation:
             nodes=nodes,
             start=None if start is None else start.values,
             fixed=None if counts is None else {self._count[i]: k for i, k in counts.items()},
+            left_s=left_s,
         )
 
     def keep(self, name: str, limit: float) -> None:

@@ -186,7 +186,7 @@ def _barred(
 ) -> str:
     """The limits that stand in the way wherever there are devices for one more; "" where there are none, or room."""
     roomy = [option for option in mine if _has_room(option, free)]
-    limits = [used_up(problem, solution.counts, option) for option in roomy] if problem.limits else []
+    limits = used_up(problem, solution.counts, roomy) if problem.limits else []
     if not limits or not all(limits):
         return ""
     names = dict.fromkeys(f"{limit.name} ({limit.words})" for several in limits for limit in several)

@@ -107,12 +107,14 @@ def limits_left(
     )
 
 
-def used_up(problem: PlacementProblem, counts: Mapping[int, int], option: Option) -> list[ResourceLimit]:
-    """The limits that leave no room for one replica more."""
+def used_up(
+    problem: PlacementProblem, counts: Mapping[int, int], options: Iterable[Option]
+) -> list[list[ResourceLimit]]:
+    """Of each option the limits that leave no room for one replica more."""
+    used = [(limit, limit.used(problem.options, counts)) for limit in problem.limits]
     return [
-        limit
-        for limit in problem.limits
-        if (more := limit.used_by(option)) and limit.used(problem.options, counts) + more > limit.most * (1 + DUST)
+        [limit for limit, its in used if (more := limit.used_by(option)) and its + more > limit.most * (1 + DUST)]
+        for option in options
     ]
 
 

@@ -113,7 +113,7 @@ def plan(
     expiring = stranded(blueprint.every_gateway, evidence) | successions(evidence, now)
     wanted = wanted_units(blueprint, inventory, placement, evidence, successors(expiring))
     currency = currency_of(inventory)
-    sentences = _asked(situation, _resolver(problem, chosen.needed or solution, options), currency, options)
+    sentences = _asked(situation, problem, chosen.needed or solution, currency, options)
     why, cut = _until_interrupted(sentences, patient=options.progress is None)
     steps = actions(wanted, evidence, with_too_close(expiring, (unit.spec for unit in wanted.values()), evidence))
     forecast = forecast_of(chosen, currency, options.seed)
@@ -132,7 +132,7 @@ def plan(
         situation=situation_digest(asked, built),
         unchanged=kept or msgspec.UNSET,
         reasons=(
-            *reasons(problem, solution, currency, forecast.models),
+            *reasons(problem, solution, currency, forecast.models, options.explain_left_s),
             *standing_sentences(chosen.standing_by, float(blueprint.hysteresis)),
             *extra_sentences(unit.spec for unit in wanted.values()),
             *learned_sentences(situation.learned),
@@ -218,13 +218,18 @@ def _resolver(problem: PlacementProblem, solution: Solution, options: PlanOption
     return Resolver(problem, solution, options.seed, work)
 
 
-def _asked(situation: Situation, resolver: Resolver, currency: str, options: PlanOptions) -> Iterator[str]:
+def _asked(
+    situation: Situation, problem: PlacementProblem, solution: Solution, currency: str, options: PlanOptions
+) -> Iterator[str]:
     """Why it is as it is, as far as somebody wants to know; each question has an even share of the work."""
     telling = [partial(explanation, situation, currency=currency)] if options.explain else []
     telling += [
         partial(answers, question=question, currency=currency, bases=situation.blueprint.bases)
         for question in options.why_not
     ]
+    if not telling:
+        return
+    resolver = _resolver(problem, solution, options)
     for part, tell in zip(in_parts(resolver.work, len(telling)), telling, strict=False):
         yield from tell(resolver.within(part))
 

@@ -63,9 +63,9 @@ class StepwiseWork:
     ended: bool = False
     """By limit or clock: there was more to be tried."""
 
-    def more(self) -> bool:
-        """Whether there may be another step."""
-        if self.ended or self.spent >= self.limit or self.for_steps_s() <= 0.0:
+    def more(self, late_s: float = 0.0) -> bool:
+        """Whether there may be another step; `late_s`: one that may end so long after the others."""
+        if self.ended or self.spent >= self.limit or self.for_steps_s() + late_s <= 0.0:
             self.ended = True
         return not self.ended
 

@@ -14,6 +14,7 @@ from fabrictool.planner.solvers.core import core_of, with_sites
 from fabrictool.planner.stages import stage_names
 from fabrictool.planner.tangents import BY_LOAD, LoadPrices, slo_prices
 from fabrictool.planner.told import ToldFormulation
+from fabrictool.planner.work import StepwiseWork
 from tests.planner.test_exact import fits, random_instance, solve
 from tests.seeds import some
 
@@ -215,7 +216,7 @@ def test_asked_again_with_what_its_answers_cost_a_program_comes_to_the_optimum()
 
 def test_prices_that_are_known_are_kept_once():
     instance = with_slo(1)
-    known = programs.SearchPrograms(instance, core_of(instance, 60.0, 0))
+    known = programs.SearchPrograms(instance, core_of(instance, StepwiseWork(1_000), 0))
     known.by_tangents, before = True, len(known._prices)
     for _ in range(2):
         known.learn(LoadPrices({need.model: 3.5 for need in instance.needs}, {"slo": 1.0}))

@@ -5,15 +5,17 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from fabrictool.base.errors import FabrictoolError
 from fabrictool.planner.columns import LOADS
 from fabrictool.planner.explaining.alternatives import choice_sentences, unused_sentences
 from fabrictool.planner.explaining.prices import device_prices
-from fabrictool.planner.explaining.resolving import in_parts
+from fabrictool.planner.explaining.resolving import LATE, in_parts
 from fabrictool.planner.explaining.rules import rule_sentences
 from fabrictool.planner.explaining.sizing import count_words, shape_sentences, shortfall_sentence
 from fabrictool.planner.node_spread import is_spread
 from fabrictool.planner.stages import TOLERANCE, where
 from fabrictool.planner.survival import worst_loss
+from fabrictool.planner.work import never
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -59,10 +61,14 @@ def reason_of(problem: PlacementProblem, solution: Solution, need: ModelNeed) ->
 
 
 def reasons(
-    problem: PlacementProblem, solution: Solution, currency: str, expected: Sequence[ModelForecast] = ()
+    problem: PlacementProblem,
+    solution: Solution,
+    currency: str,
+    expected: Sequence[ModelForecast] = (),
+    left_s: Callable[[], float] = never,
 ) -> tuple[str, ...]:
     """One sentence for each model and what binds it, one of what it is `expected` to lack; and what one device more
-    would be worth.
+    would be worth, where `left_s` leaves seconds for that.
     """
     lacks = {model.model: shortfall_sentence(model) for model in expected}
     sentences: list[str] = []
@@ -78,27 +84,38 @@ def reasons(
         total = pool.nodes * pool.devices_per_node
         if taken >= total:
             sentences.append(f"{pool.cluster}/{pool.partition}: all {total} {pool.device} are in use")
-    prices = device_prices(problem, solution)
-    if prices is not None:
-        unit = {
-            "fairness": "less of the largest share that anybody lacks",
-            "served": "req/s more served",
-            "survived": "req/s more served after losses, all losses together",
-            "slo": "req/s fewer that miss the SLO",
-            "excess": "req/s less over the SLO, each by its distance",
-            "quality": "req/s less behind the first variant",
-            "latency": "requests less in the system on average",
-            "cost": f"{currency}/h less" if currency else "less",
-            "energy": "W less",
-            "carbon": "g CO2e/h less",
-        }[prices.stage]
-        device = {pool.key: pool.device for pool in problem.pools}
-        best = sorted(prices.devices.items(), key=lambda item: (-item[1], item[0]))[:MOST_PRICES]
-        sentences += [
-            f"one {device[key]} more in {'/'.join(key)}: {value:.3g} {unit} (marginal, by the relaxation)"
-            for key, value in best
-        ]
-    return tuple(sentences)
+    return (*sentences, *_price_sentences(problem, solution, currency, left_s))
+
+
+def _price_sentences(
+    problem: PlacementProblem, solution: Solution, currency: str, left_s: Callable[[], float]
+) -> list[str]:
+    try:
+        prices = None if left_s() <= 0.0 else device_prices(problem, solution, left_s=left_s)
+    except FabrictoolError:
+        prices = None
+    if left_s() <= 0.0:
+        return [f"what one device more would be worth {LATE}"]
+    if prices is None:
+        return []
+    unit = {
+        "fairness": "less of the largest share that anybody lacks",
+        "served": "req/s more served",
+        "survived": "req/s more served after losses, all losses together",
+        "slo": "req/s fewer that miss the SLO",
+        "excess": "req/s less over the SLO, each by its distance",
+        "quality": "req/s less behind the first variant",
+        "latency": "requests less in the system on average",
+        "cost": f"{currency}/h less" if currency else "less",
+        "energy": "W less",
+        "carbon": "g CO2e/h less",
+    }[prices.stage]
+    device = {pool.key: pool.device for pool in problem.pools}
+    best = sorted(prices.devices.items(), key=lambda item: (-item[1], item[0]))[:MOST_PRICES]
+    return [
+        f"one {device[key]} more in {'/'.join(key)}: {value:.3g} {unit} (marginal, by the relaxation)"
+        for key, value in best
+    ]
 
 
 def explanation(situation: Situation, resolver: Resolver, currency: str) -> Iterator[str]:

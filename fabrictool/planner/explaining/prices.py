@@ -12,7 +12,7 @@ from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.stages import TIE_BREAK, TOLERANCE, stage_names
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from fabrictool.planner.problem import PlacementProblem, Solution
 
@@ -30,15 +30,23 @@ class Prices:
 
 
 def device_prices(
-    problem: PlacementProblem, solution: Solution, *, seconds: float = 60.0, seed: int = 0
+    problem: PlacementProblem,
+    solution: Solution,
+    *,
+    seconds: float = 60.0,
+    seed: int = 0,
+    left_s: Callable[[], float] | None = None,
 ) -> Prices | None:
-    """The prices behind a solution; None when more devices would improve nothing."""
+    """The prices behind a solution; None when more devices would improve nothing.
+
+    Raises FabrictoolError FT2902 where they were not found while `left_s` says that there are seconds left.
+    """
     relaxed = Formulation(problem, range(len(problem.options)), whole=False)
     values = {stage.name: stage.objective for stage in solution.stages}
     for name in stage_names(problem):
         if name not in values or name in INDIFFERENT or not relaxed.terms(name):
             continue
-        answer = relaxed.minimise(name, seconds=seconds, seed=seed)
+        answer = relaxed.minimise(name, seconds=seconds, seed=seed, left_s=left_s)
         if answer is None:
             return None
         worth = {key: -float(answer.prices[row]) for key, row in relaxed.rows.devices.items()}

@@ -7,9 +7,11 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from fabrictool.base.errors import FabrictoolError
 from fabrictool.planner.fairness import FAIRNESS
 from fabrictool.planner.formulation import BY_CAPACITY, Formulation
 from fabrictool.planner.infeasible import explain_infeasible
+from fabrictool.planner.program import LEAST_LP_S
 from fabrictool.planner.solvers.rounding import rounded
 from fabrictool.planner.stages import TIDYING, TIE_BREAK, TOLERANCE, slack, spared, stage_names
 
@@ -17,11 +19,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fabrictool.planner.problem import PlacementProblem
+    from fabrictool.planner.program import ProgramSolution
     from fabrictool.planner.tangents import LoadPrices
+    from fabrictool.planner.work import StepwiseWork
 
 NEAREST, WIDE = 4, 12
 """Options a model beyond those that the relaxation uses: the ones that it would cost least, in every stage; and of
 stages without loads, whose programs are so much smaller."""
+COLUMNS_PER_UNIT = 10_000
+"""Of a relaxation: one with fewer takes no time."""
+LATE_S = 1.5
+"""Seconds that relaxations have at least, however late tables were: without them the first placement is a poor one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +52,15 @@ class Core:
     """By option: whole counts near those of that stage."""
     moved: dict[int, float]
     """By option: counts, not whole ones, with which the least of what runs has to move; none where nothing does."""
+    whole: bool
+    """Whether all stages that users feel were relaxed; else the search ended before."""
 
 
-def core_of(problem: PlacementProblem, seconds: float, seed: int) -> Core:
-    """Raises InfeasibleError FT2001 when the relaxation has no solution."""
+def core_of(problem: PlacementProblem, work: StepwiseWork, seed: int) -> Core:
+    """The first stage's relaxation is always solved; of large programs those of the others are steps of the search.
+
+    Raises InfeasibleError FT2001 when the relaxation has no solution.
+    """
     relaxed = Formulation(problem, range(len(problem.options)), whole=False)
     wide: set[int] = set()
     core = {i for i, o in enumerate(problem.options) if o.key in problem.fixed or o.key in problem.current}
@@ -58,14 +71,19 @@ def core_of(problem: PlacementProblem, seconds: float, seed: int) -> Core:
     distance: dict[int, float] = {}
     usage: dict[int, float] = {}
     moved: dict[int, float] = {}
-    for name in stage_names(problem):
-        if name == TIE_BREAK or not relaxed.terms(name):
-            continue
+    names = [name for name in stage_names(problem) if name != TIE_BREAK and relaxed.terms(name)]
+    units, left_s = relaxed.program.columns // COLUMNS_PER_UNIT, work.left_s()
+    late_s = LATE_S + max(0.0, -left_s)
+    for name in names:
         for solved, share in spared(problem, lowest).items() if name == "moves" else ():
             relaxed.keep(solved, lowest[solved] * (1.0 + share))
-        answer = relaxed.minimise(name, seconds=seconds, seed=seed)
+        answer = _relaxed_step(relaxed, name, work, seed, units if lowest else 0, late_s)
+        if work.ended:
+            break
         if answer is None:
             raise explain_infeasible(problem)
+        if left_s < math.inf:  # bounds of stages that come to more take about as long once more, when all else is done
+            work.closing_s = left_s - work.left_s()
         lowest[name], prices[name] = answer.objective, relaxed.prices(name, answer)
         used = relaxed.usage(answer)
         core |= {i for i, replicas in used.items() if replicas > TOLERANCE}
@@ -86,7 +104,30 @@ def core_of(problem: PlacementProblem, seconds: float, seed: int) -> Core:
         relaxed.keep(name, math.inf)
     chosen = sorted(core)
     whole = rounded(problem, {i: usage.get(i, 0.0) for i in chosen}, distance)
-    return Core(relaxed, chosen, sorted(core | wide), lowest, prices, distance, whole, moved)
+    complete = all(name in lowest for name in names if name not in TIDYING)
+    return Core(relaxed, chosen, sorted(core | wide), lowest, prices, distance, whole, moved, complete)
+
+
+# Wide: a program, what it is solved for, and what that counts for.
+def _relaxed_step(
+    relaxed: Formulation, name: str, work: StepwiseWork, seed: int, units: int, late_s: float
+) -> ProgramSolution | None:
+    """What a relaxation comes to: a step of so many `units`; of none what takes no time, and is no step. It may end so
+    long after others.
+    """
+    if not units:
+        return relaxed.minimise(name, seconds=LEAST_LP_S, seed=seed)
+    if work.more(late_s):
+        try:
+            answer = relaxed.minimise(name, seconds=LEAST_LP_S, seed=seed, left_s=lambda: work.for_steps_s() + late_s)
+        except FabrictoolError:
+            if work.for_steps_s() + late_s > 0.0:
+                raise
+            work.cut()
+        else:
+            work.done(units)
+            return answer
+    return None
 
 
 def with_sites(problem: PlacementProblem) -> PlacementProblem:

@@ -85,7 +85,8 @@ class PlacementSearch:
         self._steps = EngineSteps(work, seed)
         self._rng = random.Random(f"large {seed}")
         left_s = work.left_s()
-        self._core = core_of(problem, LEAST_LP_S, seed)
+        work.done(1)
+        self._core = core_of(problem, work, seed)
         self._relaxing_s = left_s - work.left_s() if left_s < math.inf else 0.0
         """That it takes to solve the relaxations of all stages."""
         self._programs = SearchPrograms(problem, self._core)
@@ -100,7 +101,7 @@ class PlacementSearch:
         self._bounds: dict[str, float] = {}
         self._reached: dict[str, float] = {}
         """Of stages that were let rise so that less moves: what they had come to."""
-        self._optimal = True
+        self._optimal = self._repeatable = True
         self._part: effort.Part = "all" if problem.runs else "first"
         self._former: dict[str, float] = {}
         """What stages were kept within in the first pass."""
@@ -115,7 +116,6 @@ class PlacementSearch:
         """Those that there is anything to."""
         alone = [n for n in self.stages if n not in TIDYING] == ["served", "latency"] and not self._tiny
         self._splits = DeviceSplits.of(problem) if alone else None
-        work.done(1)
 
     def stage(self, name: str) -> Iterator[Solution]:
         """Minimises one objective, and keeps it from then on."""
@@ -194,6 +194,8 @@ class PlacementSearch:
         ):
             self._programs.learn(self._core.prices[name])
             return lowest[name]  # each stage before is at its own least
+        if not self._core.whole or (self._work.ended and name in TIDYING):
+            return 0.0  # it would take as long as what there was no time for; and nobody asks
         below = self._programs.relaxed.minimise(name, seconds=LEAST_LP_S, seed=self._seed)
         if below is None and not self._values:
             raise explain_infeasible(self._problem)
@@ -203,7 +205,10 @@ class PlacementSearch:
         return below.objective if below is not None else 0.0
 
     def _begin(self, name: str) -> None:
-        """The best that is known; where all of that breaks a rule, whatever the integer solver finds first."""
+        """The best that is known; where all of that breaks a rule, whatever the integer solver finds first.
+
+        Raises FabrictoolError FT2902 where the clock ends that before there is anything.
+        """
         if self._splits is not None and not (self._warm or self._problem.runs):
             counts = self._splits.placement(self._steps)
             if counts is not None:
@@ -217,6 +222,7 @@ class PlacementSearch:
             self._counts = counts
             return
         program = self._program(name)
+        self._work.closing_s = 0.0  # without a placement there is nothing to close
         for nodes in sorted({effort.QUICK, *[n for n in self._tries(name)[:1] if n > effort.QUICK]}):
             first = self._steps.by_highs(program, name, self._enough(name), nodes, {})
             if first is not None and first.values is not None:  # mostly, and far sooner than SCIP has one
@@ -226,10 +232,12 @@ class PlacementSearch:
                         self._raise_bound(name, min(first.bound, self._total(name)))
                     return
         whole = self._programs.program({}, by_capacity=False)
-        answer = whole.minimise(name, seconds=LEAST_LP_S, seed=self._seed, gap=effort.CLOSE, nodes=FIRST_NODES)
+        answer = whole.minimise(
+            name, seconds=LEAST_LP_S, seed=self._seed, gap=effort.CLOSE, nodes=FIRST_NODES, left_s=self._work.left_s
+        )
         if answer is None:
             raise explain_infeasible(self._problem)
-        self._counts = whole.counts(answer)
+        self._counts, self._repeatable = whole.counts(answer), answer.in_time
 
     def _loaded(self, name: str) -> tuple[Formulation, ProgramSolution] | None:
         """The counts as they are, with the loads that are best for this stage."""
@@ -302,9 +310,7 @@ class PlacementSearch:
         """All devices split among the models anew, where these are few."""
         if self._splits is None or name != "latency" or self._is_enough(name) or not self._work.more():
             return
-        if not self._splits.may_follow(self._limits["served"].most):
-            return
-        for bound, counts in self._splits.tries(self._steps, self._prices):
+        for bound, counts in self._splits.tries(self._steps, self._prices, self._limits["served"].most):
             self._raise_bound(name, min(bound, self._total(name)))
             if counts is not None and self._adopted(name, counts):
                 yield self._solution()
@@ -489,4 +495,5 @@ class PlacementSearch:
             optimal=self._is_proved(list(self._values)[-1]) and not self._work.ended,
             work=self._work.spent / PER_SECOND,
             ended=self._work.ended,
+            repeatable=self._repeatable,
         )

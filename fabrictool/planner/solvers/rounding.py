@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fabrictool.planner.limits import DUST, open_limits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from fabrictool.domain.specs import Phase
     from fabrictool.planner.problem import ModelNeed, Option, PlacementProblem, Pool, PoolKey, ResourceLimit
@@ -25,8 +25,18 @@ def rounded(problem: PlacementProblem, usage: Mapping[int, float], distance: Map
     """Counts by option: fractions rounded down, then what the demand and the minima lack, nearest options first.
 
     `distance` is what a request/s on an option costs more than the relaxation's optimum. Devices are never exceeded;
-    pins and spreading are not looked at: the caller finds out whether they hold.
+    spreading over nodes is not looked at: the caller finds out whether it holds.
     """
+    state = _filled(problem, usage, distance, minima_first=False)
+    if not state.keeps_minima():
+        state = _filled(problem, usage, distance, minima_first=True)
+    return state.counts
+
+
+def _filled(
+    problem: PlacementProblem, usage: Mapping[int, float], distance: Mapping[int, float], *, minima_first: bool
+) -> _State:
+    """`minima_first`: before anybody's demand, which may go unserved for them."""
     state = _State(problem, usage)
     fraction = {i: usage[i] - math.floor(usage[i] + CLOSE) for i in usage}
     for i in usage:
@@ -34,19 +44,22 @@ def rounded(problem: PlacementProblem, usage: Mapping[int, float], distance: Map
             for _ in range(math.floor(usage[i] + CLOSE)):
                 state.add(i)
     needs = sorted(problem.needs, key=lambda need: (-need.priority, need.model))
+    for need in needs:
+        state.even_out(need)
     by_need = {
         need.model: [i for i in state.by_model[need.model] if problem.options[i].key not in problem.fixed]
         for need in needs
     }
     for mine in by_need.values():
         mine.sort(key=lambda i: (fraction[i] <= CLOSE, distance[i], i))
-    for need in needs:
-        state.fill(need, by_need[need.model])
+    for for_minima in (True, False) if minima_first else (False,):
+        for need in needs:
+            state.fill(need, by_need[need.model], for_minima=for_minima)
     if state.drop_lone(i for mine in by_need.values() for i in mine):
         for need in needs:
             state.fill(need, by_need[need.model])
         state.drop_lone(i for mine in by_need.values() for i in mine)
-    return state.counts
+    return state
 
 
 class _State:
@@ -55,8 +68,10 @@ class _State:
     def __init__(self, problem: PlacementProblem, usage: Mapping[int, float]) -> None:
         self._problem = problem
         self._need = {need.model: need for need in problem.needs}
-        self._room = FreeDevices(problem.pools, problem.options, open_limits(problem))
-        self._halves = _Halves(problem)
+        self._limits = open_limits(problem)
+        self._room = FreeDevices(problem.pools, problem.options, self._limits)
+        self._halves, self._sites = _Halves(problem), _Sites(problem)
+        self._for_minima = False
         self.counts = dict.fromkeys(usage, 0)
         self.by_model: dict[str, list[int]] = defaultdict(list)
         self._by_pool: dict[tuple[str, str], list[int]] = defaultdict(list)
@@ -74,10 +89,32 @@ class _State:
         for here in self._by_pool.values():
             here.sort(key=lambda i: (-problem.options[i].stage_devices, i))
 
-    def fill(self, need: ModelNeed, mine: Sequence[int]) -> None:
-        """With what a model lacks, of the first of its options that helps."""
+    def keeps_minima(self) -> bool:
+        """Of all models, also while there is an outage."""
+        return not any(
+            self._is_short(need, i) for need in self._problem.needs if need.minimum for i in self.by_model[need.model]
+        )
+
+    def even_out(self, need: ModelNeed) -> None:
+        """Without replicas of sites that have more than their even part, if sites matter: fractions went elsewhere."""
+        mine = [i for i in self.by_model[need.model] if self._problem.options[i].key not in self._problem.fixed]
+        while need.spread_sites:
+            crowded = [i for i in mine if self.counts[i] and self._sites.is_over(need, self._problem.options[i])]
+            if not crowded:
+                return
+            # What gives least for a device is missed least.
+            self._remove(min(crowded, key=lambda i: (self._gives(i), i)))
+
+    def _gives(self, i: int) -> float:
+        return self._problem.options[i].levels[-1].rate / self._problem.options[i].devices
+
+    def fill(self, need: ModelNeed, mine: Sequence[int], *, for_minima: bool = False) -> None:
+        """With what a model lacks, of the first of its options that helps; or what its minimum lacks, whoever else is
+        served less `for_minima`.
+        """
+        self._for_minima = for_minima
         while self._took(need, mine, self.add):
-            pass  # halves help each other in turn
+            pass  # halves help each other in turn, and sites
         lacking = [i for i in mine if self._lacks(need, i)]
         if self._problem.runs and lacking:
             lacking = self._by_moves(need, lacking)
@@ -110,18 +147,39 @@ class _State:
 
     def _lacks(self, need: ModelNeed, i: int) -> bool:
         """Whether one more replica of option i would help its model."""
-        if self._total[need.model] >= need.maximum:
+        option = self._problem.options[i]
+        if self._total[need.model] >= need.maximum or not self._sites.has_room(need, option):
             return False
-        lacks = self._surplus[need.model] < -CLOSE and not self._halves.is_ahead(self._problem.options[i])
-        return lacks or (self._is_stable[i] and self._stable[need.model] < need.minimum)
+        pins = {place: wanted for place, wanted in need.pins.items() if option.pool.within(*place)}
+        if any(self._pinned(need, place) >= wanted for place, wanted in pins.items()):
+            return False
+        if pins or self._is_short(need, i):
+            return True
+        lacks = self._surplus[need.model] < -CLOSE and not self._halves.is_ahead(option)
+        return lacks and not self._for_minima
+
+    def _pinned(self, need: ModelNeed, place: tuple[str, str]) -> int:
+        """How many replicas of a model a pin counts."""
+        options = self._problem.options
+        return sum(self.counts[i] for i in self.by_model[need.model] if options[i].pool.within(*place))
+
+    def _is_short(self, need: ModelNeed, i: int) -> bool:
+        """Whether the minimum lacks one of option i, also while there is an outage."""
+        if not self._is_stable[i] or not need.minimum:
+            return False
+        left = [
+            self._stable[need.model] - self._away[need.model, at]
+            for at, outage in enumerate(self._problem.outages)
+            if all(pool.key not in outage for pool in self._problem.options[i].pools)
+        ]
+        return min([self._stable[need.model], *left]) < need.minimum
 
     def drop_lone(self, options: Iterable[int]) -> bool:
         """Without replicas of a phase that have none of the other to work with; whether there were any."""
         lone = [i for i in options if self.counts[i] and self._halves.is_lone(self._problem.options[i])]
         for i in lone:
             for _ in range(self.counts[i]):
-                self._count(i, -1)
-                self._room.give(self._problem.options[i])
+                self._remove(i)
         return bool(lone)
 
     def add(self, i: int) -> bool:
@@ -131,15 +189,18 @@ class _State:
         self._count(i, 1)
         return True
 
+    def _remove(self, i: int) -> None:
+        self._count(i, -1)
+        self._room.give(self._problem.options[i])
+
     def _displace(self, i: int) -> bool:
         """One replica more, in the place of some that their own models can do without, the largest first."""
         option = self._problem.options[i]
         given: list[int] = []
-        for j in self._by_pool[option.pool.key]:
+        for j in self._in_the_way(option):
             other = self._problem.options[j]
             while other.model != option.model and self.counts[j] and self._can_spare(other):
-                self._count(j, -1)
-                self._room.give(other)
+                self._remove(j)
                 given.append(j)
                 if self.add(i):
                     return True
@@ -147,19 +208,31 @@ class _State:
             self.add(j)
         return False
 
+    def _in_the_way(self, option: Option) -> Iterator[int]:
+        """Options that take what one needs: devices of its pool, or of what a limit leaves."""
+        yield from self._by_pool[option.pool.key]
+        within = {key for limit in self._limits if limit.used_by(option) for key in limit.pools}
+        for key in sorted(within - {option.pool.key}):
+            yield from self._by_pool[key]
+
     def _can_spare(self, option: Option) -> bool:
         """Whether its model can do without one of its replicas, also while there is an outage."""
-        least, stable = self._need[option.model].minimum, self._stable[option.model]
+        need = self._need[option.model]
+        if any(option.pool.within(*place) for place in need.pins) or not self._sites.can_spare(need, option):
+            return False
+        least, stable = need.minimum, self._stable[option.model]
         left = [
             stable - self._away[option.model, at] - (not any(pool.key in outage for pool in option.pools))
             for at, outage in enumerate(self._problem.outages)
         ]
-        return self._surplus[option.model] >= option.levels[-1].rate and min([stable - 1, *left]) >= least
+        spare = self._for_minima or self._surplus[option.model] >= option.levels[-1].rate
+        return spare and min([stable - 1, *left]) >= least
 
     def _count(self, i: int, more: int) -> None:
         option = self._problem.options[i]
         self.counts[i] += more
         self._total[option.model] += more
+        self._sites.add(option, more)
         if self._is_stable[i]:
             self._stable[option.model] += more
             for at, outage in enumerate(self._problem.outages):
@@ -167,6 +240,43 @@ class _State:
                     self._away[option.model, at] += more
         rate = more * option.levels[-1].rate
         self._surplus[option.model] += rate if option.phase == "unified" else self._halves.add(option, rate)
+
+
+class _Sites:
+    """How many replicas each site has, of models that are spread over sites (the rows of `formulation`)."""
+
+    def __init__(self, problem: PlacementProblem) -> None:
+        self._here: dict[str, Counter[str]] = {need.model: Counter() for need in problem.needs}
+        self._stuck: dict[str, Counter[str]] = {need.model: Counter() for need in problem.needs}
+        """Where nothing is seen, and cannot be moved."""
+        self._over = {need.model: need.sites for need in problem.needs if need.spread_sites and need.sites > 1}
+        for option in problem.options if problem.fixed else ():
+            self._stuck[option.model][option.pool.site] += problem.fixed.get(option.key, 0)
+
+    def add(self, option: Option, more: int) -> None:
+        self._here[option.model][option.pool.site] += more
+
+    def is_over(self, need: ModelNeed, option: Option) -> bool:
+        """Whether the option's site has more than its even part."""
+        return self._beyond(need, option.pool.site, 0) > 0
+
+    def has_room(self, need: ModelNeed, option: Option) -> bool:
+        """Whether it would not have more with one more."""
+        site = option.pool.site
+        return self._beyond(need, site, 1) + self._over.get(need.model, 0) <= 0
+
+    def can_spare(self, need: ModelNeed, option: Option) -> bool:
+        """Whether no other site would have more with one less at the option's."""
+        return all(self._beyond(need, site, -1) <= 0 for site in self._here[need.model] if site != option.pool.site)
+
+    def _beyond(self, need: ModelNeed, site: str, more: int) -> int:
+        """By how much a site breaks its row, with so many more of the model in all."""
+        over = self._over.get(need.model)
+        if over is None:
+            return 0
+        here, total = self._here[need.model], self._here[need.model].total() + more
+        excess = max(0, self._stuck[need.model][site] - math.ceil(need.minimum / over))
+        return over * here[site] - total - over * excess - (over - 1)
 
 
 class _Halves:

@@ -87,9 +87,14 @@ class DeviceSplits:
         _, shares = self._best()
         return self._counts(shares) if self._look(steps, shares) else None
 
-    def tries(self, steps: EngineSteps, prices: LoadPrices) -> Iterator[tuple[float, dict[int, int] | None]]:
-        """What latency cannot be below, and counts by option, where these are known: closer and closer."""
-        if not self._tell(steps, CELLS, prices):
+    def tries(
+        self, steps: EngineSteps, prices: LoadPrices, unserved: float
+    ) -> Iterator[tuple[float, dict[int, int] | None]]:
+        """What latency cannot be below, and counts by option, where these are known: closer and closer.
+
+        Nothing is known where more may be `unserved` than has to be.
+        """
+        if unserved > self.unserved + self._spare or not self._tell(steps, CELLS, prices):
             return
         while True:
             bound, shares = self._best()
@@ -111,10 +116,6 @@ class DeviceSplits:
             if lacking <= most or least == math.inf:
                 return least - self._dear * most, shares
             self._dear *= DEARER
-
-    def may_follow(self, unserved: float) -> bool:
-        """Whether what is said of latency is so where this is unserved at most."""
-        return unserved <= self.unserved + self._spare
 
     def _tell(self, steps: EngineSteps, cells: int, prices: LoadPrices | None) -> bool:
         """Asks the tables; False where there was no time."""
