@@ -119,7 +119,7 @@ def test_rules_that_the_split_does_not_know_make_no_bound_untrue():
             continue
         needs = (replace(instance.needs[0], minimum=2), *instance.needs[1:])
         first = instance.options[0]
-        ruled = replace(instance, needs=needs, current={first.key: 1}, move_price=0.1)
+        ruled = replace(instance, needs=needs, current={first.key: 1}, move_price=0.1, max_moves=6)
         whole = Formulation(ruled, range(len(ruled.options)), whole=True)
         answers = in_order(whole, ["served", "latency"], seconds=60.0, seed=0)
         if answers is None:
@@ -131,6 +131,18 @@ def test_rules_that_the_split_does_not_know_make_no_bound_untrue():
             assert bound <= answers[0]["latency"] * (1 + 1e-3) + 1e-3, seed
             checked += 1
     assert checked > 20
+
+
+def test_devices_on_which_a_rule_cannot_hold_are_given_to_no_model():
+    """One replica would be enough for the demand; two are asked for."""
+    a = pool("a", nodes=4)
+    options = [Option(model, a, 1, figures(2.0), (Level(2.0, 3.0, True),)) for model in "mn"]
+    needs = [ModelNeed("m", 1.0, 2, 9), ModelNeed("n", 3.0, 0, 9)]
+    splits = DeviceSplits.of(problem(needs, options, [a], objective=("latency",)))
+    counts = splits.placement(steps())
+    for _, better in splits.tries(steps(), loads_of(splits._problem, {0: 2, 1: 2}), 0.0):
+        counts = better or counts
+    assert counts == {0: 2, 1: 2}
 
 
 def test_no_bound_at_any_prices_is_above_the_optimum():

@@ -40,7 +40,7 @@ class Ladder:
     @classmethod
     def of(cls, devices: int, rates: Sequence[float], costs: Sequence[float]) -> Ladder:
         hull: list[tuple[float, float]] = []
-        for step in sorted(zip(rates, costs, strict=True)):
+        for step in sorted(dict(zip(rates, costs, strict=True)).items()):
             while len(hull) > 1 and _slope(hull[-2], hull[-1]) >= _slope(hull[-1], step):
                 hull.pop()
             hull.append(step)

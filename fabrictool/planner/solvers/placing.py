@@ -43,6 +43,7 @@ from fabrictool.planner.stages import (
     spared,
     stage_names,
 )
+from fabrictool.planner.tangents import LoadPrices
 from fabrictool.planner.work import PER_SECOND
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class PlacementSearch:
         """What stages were kept within in the first pass."""
         self._spared_time: AbstractSet[str] = frozenset()
         """Stages that the second pass looks at only where they got worse."""
-        self._begun_with = 0
+        self._begun_with, self._prices = 0, LoadPrices({}, {})
         self._told = False
         """Whether the last placement that was judged showed that programs thought too little of what loads cost."""
         # Equals are settled for good only where that takes no time.

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fabrictool.planner.formulation import Formulation
+from fabrictool.planner.program import LEAST_LP_S
 from fabrictool.planner.solvers.load_grid import best_split
 from fabrictool.planner.solvers.model_tables import Area, ModelTables
 from fabrictool.planner.solvers.part import part_of
@@ -33,16 +34,17 @@ if TYPE_CHECKING:
     from fabrictool.planner.solvers.steps import EngineSteps
     from fabrictool.planner.tangents import LoadPrices
 
-MOST_SPLITS = 12_000
-"""Ways to give a model devices of all pools."""
+MOST_SPLITS, MOST_OF_A_POOL = 36_000, 24
+"""Ways to give a model devices of all pools, of all models together; and devices of one pool."""
 MOST_PAIRS = 60_000
 """Ways to share the devices of pools that hand requests to each other between two phases."""
 FIRST_CELLS, CELLS = 32, 64
 """Of the grid of a model's loads: for the first placement, and where the prices are those of its loads."""
 PAIRS_PER_UNIT = 3_000_000
 """Of devices and of loads, in a unit of work: measured, within a factor of two."""
-DEARER = 4.0
-"""Times its price is dearer what is unserved, where a split that leaves more of it than has to be looks cheap."""
+DEARER, DEAREST = 4.0, 20
+"""Times its price is dearer what is unserved, where a split that leaves more of it than has to be looks cheap; and how
+often at most."""
 PART_NODES, PART_GAP = 5_000, 1e-3
 """Limits of a program of one model."""
 
@@ -76,8 +78,9 @@ class DeviceSplits:
         if not all(need.rate and problem.of(need.model) for need in problem.needs):
             return None
         areas = list(_areas(problem))
-        splits = math.prod(n + 1 for area in areas for n in area.devices)
-        fits = splits <= MOST_SPLITS and all(area.pairs <= MOST_PAIRS for area in areas)
+        devices = [n for area in areas for n in area.devices]
+        splits = math.prod(n + 1 for n in devices) * len(problem.needs)
+        fits = splits <= MOST_SPLITS and max(devices) <= MOST_OF_A_POOL and max(a.pairs for a in areas) <= MOST_PAIRS
         return cls(problem, areas) if fits else None
 
     def placement(self, steps: EngineSteps) -> dict[int, int] | None:
@@ -85,7 +88,7 @@ class DeviceSplits:
         if not self._tell(steps, FIRST_CELLS, None):
             return None
         _, shares = self._best()
-        return self._counts(shares) if self._look(steps, shares) else None
+        return self._counts(shares) if shares and self._look(steps, shares) else None
 
     def tries(
         self, steps: EngineSteps, prices: LoadPrices, unserved: float
@@ -98,6 +101,8 @@ class DeviceSplits:
             return
         while True:
             bound, shares = self._best()
+            if not shares:
+                return
             yield bound, None
             known = all(part in self._known for part in enumerate(shares))
             if not self._look(steps, shares):
@@ -107,19 +112,24 @@ class DeviceSplits:
                 return
 
     def _best(self) -> tuple[float, list[Devices]]:
-        """What latency cannot be below, and the split of devices that comes closest to it."""
+        """What latency cannot be below, and the split of devices that comes closest to it; none where none is left."""
         most = self.unserved + self._spare
-        while True:
+        for _ in range(DEAREST):
             parts = zip(self._models, self._lowest, strict=True)
             least, shares = best_split([lowest + self._dear * model.lacking for model, lowest in parts], self._devices)
             lacking = math.fsum(model.lacking[devices] for model, devices in zip(self._models, shares, strict=True))
-            if lacking <= most or least == math.inf:
+            if least == math.inf:
+                break
+            if lacking <= most:
                 return least - self._dear * most, shares
             self._dear *= DEARER
+        return 0.0, []
 
     def _tell(self, steps: EngineSteps, cells: int, prices: LoadPrices | None) -> bool:
         """Asks the tables; False where there was no time."""
         work = 1 + self._pairs * cells * cells // PAIRS_PER_UNIT
+        if not steps.work.more():
+            return False
         if steps.work.for_steps_s() < work / PER_SECOND:
             steps.work.cut()
             return False
@@ -133,26 +143,38 @@ class DeviceSplits:
         return all(part in self._known or self._look_at(steps, *part) for part in enumerate(shares))
 
     def _look_at(self, steps: EngineSteps, at: int, devices: Devices) -> bool:
+        if not steps.work.more():
+            return False
         model, lowest = self._models[at], self._lowest[at]
+        unserved = float(model.lacking[devices])
+        part, indices = self._part(model, devices)
+        program = Formulation(part, range(len(indices)), whole=True)
+        program.tighten()
+        program.keep("served", unserved + self._spare)
+        answer = steps.in_time(program, "latency", nodes=PART_NODES, gap=PART_GAP)
+        if answer is None and steps.work.ended:
+            return False
+        self._known[at, devices] = {} if answer is None else {indices[k]: n for k, n in program.counts(answer).items()}
+        # Nothing may have been found, and still be: what the relaxation denies is not there.
+        bound = (0.0 if self._may_be(part, unserved) else math.inf) if answer is None else answer.bound
+        # With fewer devices, and as much served, nothing is better.
+        fewer = tuple(slice(0, n + 1) for n in devices)
+        np.maximum(lowest[fewer], bound, out=lowest[fewer], where=model.lacking[fewer] <= unserved)
+        return True
+
+    def _part(self, model: ModelTables, devices: Devices) -> tuple[PlacementProblem, list[int]]:
+        """One model and its devices; of what models share, all is its own."""
         part, indices = part_of(self._problem, {}, self._fitting(model, devices), [model.need.model])
         taken = dict(self._problem.taken)
         for key, most, n in zip(self._pools, self._devices, devices, strict=True):
             taken[key, 1] = taken.get((key, 1), 0) + most - n
-        part = replace(part, taken=taken, links=self._problem.links)
-        program = Formulation(part, range(len(indices)), whole=True)
-        program.tighten()
-        unserved = float(model.lacking[devices])
-        program.keep("served", unserved + self._spare)
-        answer = steps.in_time(program, "latency", nodes=PART_NODES, gap=PART_GAP)
-        if answer is None and not steps.work.more():
-            return False
-        self._known[at, devices] = {} if answer is None else {indices[k]: n for k, n in program.counts(answer).items()}
-        bound = math.inf if answer is None else answer.bound
-        # With fewer devices, and as much served, nothing is better.
-        fewer = tuple(slice(0, n + 1) for n in devices)
-        as_much = model.lacking[fewer] <= unserved + self._spare
-        np.maximum(lowest[fewer], bound, out=lowest[fewer], where=as_much)
-        return True
+        problem = self._problem
+        return replace(part, taken=taken, links=problem.links, max_moves=problem.max_moves), indices
+
+    def _may_be(self, part: PlacementProblem, unserved: float) -> bool:
+        relaxed = Formulation(part, range(len(part.options)), whole=False)
+        relaxed.keep("served", unserved + self._spare)
+        return relaxed.minimise("latency", seconds=LEAST_LP_S, seed=0) is not None
 
     def _fitting(self, model: ModelTables, devices: Devices) -> list[int]:
         room, known = dict(zip(self._pools, devices, strict=True)), self._problem.current.keys() | self._problem.fixed
