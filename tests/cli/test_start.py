@@ -32,6 +32,12 @@ def test_help_loads_none_of_the_heavy_libraries():
     assert done.stderr.strip() == "[]"
 
 
+def test_generated_pages_are_of_all_commands(tmp_path):
+    """Also where the parser was only given the one that writes them."""
+    assert main(["schema", "--write-docs", str(tmp_path / "reference")]) == 0
+    assert (tmp_path / "reference/cli.md").read_text() == (ROOT / "docs/reference/cli.md").read_text()
+
+
 def test_help_imports_few_modules():
     """A count instead of a time, which no shared machine can promise; 0.06 s were measured with about 330."""
     code = "import sys, fabrictool.cli.main\nimport fabrictool.cli.commands as c\nc.build()\nprint(len(sys.modules))"

@@ -145,6 +145,56 @@ def test_devices_on_which_a_rule_cannot_hold_are_given_to_no_model():
     assert counts == {0: 2, 1: 2}
 
 
+def one_phase(model, where, *, tp=1, capacity=1.0):
+    return Option(model, where, tp, figures(capacity), (Level(capacity, 2.0 * capacity, True),))
+
+
+def bounds_of(instance, counts):
+    splits = DeviceSplits.of(instance)
+    splits.placement(steps())
+    return [bound for bound, _ in splits.tries(steps(), loads_of(instance, counts), splits.unserved)]
+
+
+def test_what_may_be_at_most_is_not_thought_to_serve_more():
+    a = pool("a", nodes=8)
+    needs = [ModelNeed("m", 10.0, 0, 2), ModelNeed("n", 1.0, 0, 9)]
+    instance = problem(needs, [one_phase("m", a), one_phase("n", a)], [a], objective=("latency",))
+    splits = DeviceSplits.of(instance)
+    assert splits.unserved == pytest.approx(8.0)
+    assert splits.placement(steps()) == {0: 2, 1: 1}
+
+
+def test_clusters_that_do_not_answer_are_for_other_searches():
+    a, gone = pool("a"), pool("gone")
+    options = [one_phase("m", a), one_phase("m", gone)]
+    instance = problem([ModelNeed("m", 1.0, 0, 9)], options, [a], objective=("latency",))
+    assert DeviceSplits.of(replace(instance, fixed={options[1].key: 1})) is None
+
+
+def test_areas_that_a_model_sees_alike_may_have_more_pools_for_others():
+    a, b, c = (pool(name, nodes=2) for name in "abc")
+    options = [one_phase("m", a), one_phase("m", c), one_phase("n", b)]
+    needs = [ModelNeed("m", 2.5, 0, 9), ModelNeed("n", 1.0, 0, 9)]
+    instance = replace(problem(needs, options, [a, b, c], objective=("latency",)), transfers=between("n", a, b))
+    counts = DeviceSplits.of(instance).placement(steps())
+    assert judged(instance, counts)[0] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_devices_that_stay_free_do_so_once_and_not_for_each_model():
+    a = pool("a", nodes=3, per_node=2)
+    options = [one_phase("m", a), one_phase("n", a)]
+    needs = [ModelNeed("m", 1.5, 2, 9, spread_nodes=True), ModelNeed("n", 1.0, 2, 9, spread_nodes=True)]
+    instance = replace(problem(needs, options, [a], objective=("latency",)), crowded={a.key: 1})
+    _, latency = optimum(instance)
+    assert max(bounds_of(instance, {0: 2, 1: 2})) <= latency + 1e-3
+
+
+def test_pools_that_can_be_filled_in_very_many_ways_are_for_other_searches():
+    a = pool("a", nodes=3, per_node=8)
+    options = [one_phase("m", a, tp=1 + at % 4, capacity=1.0 + at) for at in range(12)]
+    assert DeviceSplits.of(problem([ModelNeed("m", 1.0, 0, 9)], options, [a], objective=("latency",))) is None
+
+
 def test_no_bound_at_any_prices_is_above_the_optimum():
     rng = random.Random(7)
     for seed in range(12):
@@ -249,7 +299,7 @@ def test_tables_together_are_below_all_that_their_parts_do_together():
 def test_a_split_is_the_best_of_all_splits():
     rng = np.random.default_rng(5)
     for models in (1, 2, 3):
-        values = [np.sort(rng.uniform(0.0, 9.0, (4, 3)), axis=None)[::-1].reshape(4, 3) for _ in range(models)]
+        values = [rng.uniform(0.0, 9.0, (4, 3)) for _ in range(models)]  # more devices may cost more
         least, shares = best_split(values, (3, 2))
         ways = itertools.product(np.ndindex(4, 3), repeat=models)
         every = [

@@ -94,10 +94,8 @@ def _price_sentences(
         prices = None if left_s() <= 0.0 else device_prices(problem, solution, left_s=left_s)
     except FabrictoolError:
         prices = None
-    if left_s() <= 0.0:
-        return [f"what one device more would be worth {LATE}"]
     if prices is None:
-        return []
+        return [f"what one device more would be worth {LATE}"] if left_s() <= 0.0 else []
     unit = {
         "fairness": "less of the largest share that anybody lacks",
         "served": "req/s more served",

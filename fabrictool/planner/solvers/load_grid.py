@@ -126,11 +126,14 @@ def under(first: Floats, second: Floats, cells: Ints) -> Floats:
     return values.reshape(cells.shape)
 
 
-def shared(first: Floats, second: Floats) -> Floats:
-    """Two that share the devices, under the same load: phases that each request passes; or models, in one cell."""
+def shared(first: Floats, second: Floats, *, falling: bool = True) -> Floats:
+    """Two that share the devices, under the same load: phases that each request passes; or models, in one cell.
+
+    `falling`: whether nothing costs more with more devices, so that one that is for nothing need not be looked at.
+    """
     values, most = np.full(first.shape, NEVER), first.shape[-2]
     padded = np.concatenate((np.full((*second.shape[:-2], most, second.shape[-1]), NEVER), second), axis=-2)
-    worth: Flags = np.any(_efficient(first), axis=-1)
+    worth: Flags = np.any(_efficient(first) if falling else np.isfinite(first), axis=-1)
     for used in _places(np.any(worth, axis=-1)):
         # The last pool's devices are shared in one go.
         last = np.flatnonzero(worth[used])
@@ -159,7 +162,7 @@ def best_split(values: Sequence[Floats], devices: Devices) -> tuple[float, list[
     fewest_first = sorted(range(len(values)), key=lambda at: int(np.isfinite(values[at]).sum()))
     together = [np.zeros(values[0].shape)]
     for at in fewest_first[:-1]:
-        together.append(shared(together[-1][..., None], values[at][..., None])[..., 0])
+        together.append(shared(together[-1][..., None], values[at][..., None], falling=False)[..., 0])
     shares, left, sums = [devices] * len(values), devices, []
     for at, others in zip(reversed(fewest_first), reversed(together), strict=True):
         most = tuple(slice(0, n + 1) for n in left)

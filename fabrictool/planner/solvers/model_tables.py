@@ -66,15 +66,17 @@ class ModelTables:
                 option.devices, [0.0, *(level.rate for level in option.levels)], of_levels(option, "latency")
             )
             self._ladders[at][pool, option.phase].append(ladder)
-        self._alike = [self._ladders.index(ladders) for ladders in self._ladders]
+        kinds = [(len(area.pools), ladders) for area, ladders in zip(areas, self._ladders, strict=True)]
+        self._alike = [kinds.index(kind) for kind in kinds]
         """Of each area the first that is like it: what replicas do there is the same."""
         ways = (way.seconds for (model, *_), way in problem.transfers.items() if model == need.model)
         self._handing = min(ways, default=0.0)
         """Seconds, at least."""
-        ladders = (ladder for by_phase in self._ladders for alike in by_phase.values() for ladder in alike)
-        self.steepest = max(ladder.steepest for ladder in ladders)
+        every = [ladder for by_phase in self._ladders for alike in by_phase.values() for ladder in alike]
+        self.steepest = max(ladder.steepest for ladder in every)
         """The most that one request/s more adds to any replica's latency."""
         most = reduce(np.add.outer, map(_capacity, self._ladders, (area.devices for area in areas)))
+        most = np.minimum(most, need.maximum * max(ladder.capacity for ladder in every))
         self.served = np.where(most >= need.rate * (1 - SAME), need.rate, most)
         """Requests/s at most."""
         self.lacking = need.priority * (need.rate - self.served)
@@ -101,7 +103,7 @@ class ModelTables:
         return values + price * served
 
     def _table(self, group: int, step: float, cells: int, price: float, prices: LoadPrices | None) -> Floats:
-        """Of an area, and of those like it: with as many devices of each pool as the largest has."""
+        """Of an area, and of those like it: with as many devices of each pool as any of them has."""
         members = [area for area, of in zip(self._areas, self._alike, strict=True) if of == group]
         devices = tuple(map(max, zip(*(area.devices for area in members), strict=True)))
         ladders, by_phase = self._ladders[group], self._of_phases(group, members, price, prices)

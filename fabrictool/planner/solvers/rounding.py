@@ -153,10 +153,10 @@ class _State:
         pins = {place: wanted for place, wanted in need.pins.items() if option.pool.within(*place)}
         if any(self._pinned(need, place) >= wanted for place, wanted in pins.items()):
             return False
-        if pins or self._is_short(need, i):
+        is_ahead = self._halves.is_ahead(option)
+        if (pins and not is_ahead) or self._is_short(need, i):
             return True
-        lacks = self._surplus[need.model] < -CLOSE and not self._halves.is_ahead(option)
-        return lacks and not self._for_minima
+        return self._surplus[need.model] < -CLOSE and not is_ahead and not self._for_minima
 
     def _pinned(self, need: ModelNeed, place: tuple[str, str]) -> int:
         """How many replicas of a model a pin counts."""

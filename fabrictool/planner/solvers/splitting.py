@@ -13,11 +13,13 @@ a bound is one all the same, and a placement is to be judged.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fabrictool.base.errors import FabrictoolError
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.program import LEAST_LP_S
 from fabrictool.planner.solvers.load_grid import best_split
@@ -29,13 +31,15 @@ from fabrictool.planner.work import PER_SECOND
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from fabrictool.planner.problem import PlacementProblem
+    from fabrictool.planner.problem import PlacementProblem, Pool
     from fabrictool.planner.solvers.load_grid import Devices
     from fabrictool.planner.solvers.steps import EngineSteps
     from fabrictool.planner.tangents import LoadPrices
 
 MOST_SPLITS, MOST_OF_A_POOL = 36_000, 24
 """Ways to give a model devices of all pools, of all models together; and devices of one pool."""
+MOST_NUMBERS = 3_000
+"""Ways to fill a pool with replicas of one model in one phase: each is looked at."""
 MOST_PAIRS = 60_000
 """Ways to share the devices of pools that hand requests to each other between two phases."""
 FIRST_CELLS, CELLS = 32, 64
@@ -67,13 +71,13 @@ class DeviceSplits:
         too_much = self.unserved + self._spare
         self._lowest = [np.where(model.lacking > too_much, math.inf, 0.0) for model in self._models]
         """By model and devices: what latency cannot be below."""
-        self._known: dict[tuple[int, Devices], Mapping[int, int]] = {}
-        """By model and devices: the best counts, where these are known."""
+        self._known: dict[tuple[int, Devices], Mapping[int, int] | None] = {}
+        """By model and devices: the best counts that a program found; None: it found none."""
 
     @classmethod
     def of(cls, problem: PlacementProblem) -> DeviceSplits | None:
         """None where there are too many splits, or devices alone do not say what fits."""
-        if any(option.others or not option.devices for option in problem.options):
+        if problem.fixed or any(option.others or not option.devices for option in problem.options):
             return None
         if not all(need.rate and problem.of(need.model) for need in problem.needs):
             return None
@@ -81,14 +85,14 @@ class DeviceSplits:
         devices = [n for area in areas for n in area.devices]
         splits = math.prod(n + 1 for n in devices) * len(problem.needs)
         fits = splits <= MOST_SPLITS and max(devices) <= MOST_OF_A_POOL and max(a.pairs for a in areas) <= MOST_PAIRS
-        return cls(problem, areas) if fits else None
+        return cls(problem, areas) if fits and _most_numbers(problem) <= MOST_NUMBERS else None
 
     def placement(self, steps: EngineSteps) -> dict[int, int] | None:
         """Counts by option that leave as little unserved as can be, at not much latency; None: there was no time."""
-        if not self._tell(steps, FIRST_CELLS, None):
+        if not self._ask_tables(steps, FIRST_CELLS, None):
             return None
         _, shares = self._best()
-        return self._counts(shares) if shares and self._look(steps, shares) else None
+        return self._counts(shares) if shares and self._place(steps, shares) else None
 
     def tries(
         self, steps: EngineSteps, prices: LoadPrices, unserved: float
@@ -97,7 +101,7 @@ class DeviceSplits:
 
         Nothing is known where more may be `unserved` than has to be.
         """
-        if unserved > self.unserved + self._spare or not self._tell(steps, CELLS, prices):
+        if unserved > self.unserved + self._spare or not self._ask_tables(steps, CELLS, prices):
             return
         while True:
             bound, shares = self._best()
@@ -105,7 +109,7 @@ class DeviceSplits:
                 return
             yield bound, None
             known = all(part in self._known for part in enumerate(shares))
-            if not self._look(steps, shares):
+            if not self._place(steps, shares):
                 return
             yield bound, self._counts(shares)
             if known:
@@ -125,7 +129,7 @@ class DeviceSplits:
             self._dear *= DEARER
         return 0.0, []
 
-    def _tell(self, steps: EngineSteps, cells: int, prices: LoadPrices | None) -> bool:
+    def _ask_tables(self, steps: EngineSteps, cells: int, prices: LoadPrices | None) -> bool:
         """Asks the tables; False where there was no time."""
         work = 1 + self._pairs * cells * cells // PAIRS_PER_UNIT
         if not steps.work.more():
@@ -138,11 +142,11 @@ class DeviceSplits:
         steps.work.done(work)
         return True
 
-    def _look(self, steps: EngineSteps, shares: Sequence[Devices]) -> bool:
-        """Asks what each model does with just these devices, where that is not known; False where there was no time."""
-        return all(part in self._known or self._look_at(steps, *part) for part in enumerate(shares))
+    def _place(self, steps: EngineSteps, shares: Sequence[Devices]) -> bool:
+        """Places each model on just these devices, where that was not done before; False where there was no time."""
+        return all(part in self._known or self._place_model(steps, *part) for part in enumerate(shares))
 
-    def _look_at(self, steps: EngineSteps, at: int, devices: Devices) -> bool:
+    def _place_model(self, steps: EngineSteps, at: int, devices: Devices) -> bool:
         if not steps.work.more():
             return False
         model, lowest = self._models[at], self._lowest[at]
@@ -154,7 +158,8 @@ class DeviceSplits:
         answer = steps.in_time(program, "latency", nodes=PART_NODES, gap=PART_GAP)
         if answer is None and steps.work.ended:
             return False
-        self._known[at, devices] = {} if answer is None else {indices[k]: n for k, n in program.counts(answer).items()}
+        counts = None if answer is None else program.counts(answer)
+        self._known[at, devices] = None if counts is None else {indices[k]: n for k, n in counts.items()}
         # Nothing may have been found, and still be: what the relaxation denies is not there.
         bound = (0.0 if self._may_be(part, unserved) else math.inf) if answer is None else answer.bound
         # With fewer devices, and as much served, nothing is better.
@@ -169,20 +174,45 @@ class DeviceSplits:
         for key, most, n in zip(self._pools, self._devices, devices, strict=True):
             taken[key, 1] = taken.get((key, 1), 0) + most - n
         problem = self._problem
-        return replace(part, taken=taken, links=problem.links, max_moves=problem.max_moves), indices
+        return replace(part, taken=taken, links=problem.links, max_moves=problem.max_moves, crowded={}), indices
 
     def _may_be(self, part: PlacementProblem, unserved: float) -> bool:
         relaxed = Formulation(part, range(len(part.options)), whole=False)
         relaxed.keep("served", unserved + self._spare)
-        return relaxed.minimise("latency", seconds=LEAST_LP_S, seed=0) is not None
+        try:
+            return relaxed.minimise("latency", seconds=LEAST_LP_S, seed=0) is not None
+        except FabrictoolError:  # no numbers that can be trusted
+            return True
 
     def _fitting(self, model: ModelTables, devices: Devices) -> list[int]:
         room, known = dict(zip(self._pools, devices, strict=True)), self._problem.current.keys() | self._problem.fixed
         options = ((i, self._problem.options[i]) for i in self._problem.of(model.need.model))
         return [i for i, option in options if option.devices <= room[option.pool.key] or option.key in known]
 
-    def _counts(self, shares: Sequence[Devices]) -> dict[int, int]:
-        return {i: n for part in enumerate(shares) for i, n in self._known[part].items()}
+    def _counts(self, shares: Sequence[Devices]) -> dict[int, int] | None:
+        """Of all models; None where one has none."""
+        counts: dict[int, int] = {}
+        for part in enumerate(shares):
+            mine = self._known[part]
+            if mine is None:
+                return None
+            counts |= mine
+        return counts
+
+
+def _most_numbers(problem: PlacementProblem) -> int:
+    """Of all models, phases and pools: the most ways to fill a pool with replicas, or a part of it."""
+    sizes: dict[tuple[str, str, Pool], list[int]] = defaultdict(list)
+    for option in problem.options:
+        sizes[option.model, option.phase, option.pool].append(option.devices)
+    most = 0
+    for (_, _, pool), devices in sizes.items():
+        ways = [1] * (pool.nodes * pool.devices_per_node + 1)
+        for size in devices:
+            for room in range(size, len(ways)):
+                ways[room] += ways[room - size]
+        most = max(most, ways[-1])
+    return most
 
 
 def _areas(problem: PlacementProblem) -> Iterator[Area]:
