@@ -56,6 +56,7 @@ def validate(
 
 
 def schema(
+    context: typer.Context,
     document: Annotated[
         list[str] | None,
         typer.Argument(
@@ -71,12 +72,9 @@ def schema(
     from fabrictool.cli.output import data, say
 
     if write_docs is not None:
-        from typer.main import get_command
-
-        from fabrictool.cli.commands import build
         from fabrictool.cli.reference_pages import write_pages
 
-        for path in write_pages(get_command(build()), write_docs):
+        for path in write_pages(context.find_root().command, write_docs):
             say(f"wrote {path}")
         return
     from fabrictool.cli.reference_pages import schema_text

@@ -76,6 +76,8 @@ def build(wanted: str | None = None) -> typer.Typer:
         help_commands,
     ):
         room.register(app)
+    if wanted == "schema":  # it writes the pages of all commands
+        return app
     commands = [info for info in app.registered_commands if _name(info) == wanted]
     groups = [info for info in app.registered_groups if _name(info) == wanted]
     if commands or groups:
