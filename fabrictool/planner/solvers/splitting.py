@@ -76,10 +76,10 @@ class DeviceSplits:
 
     @classmethod
     def of(cls, problem: PlacementProblem) -> DeviceSplits | None:
-        """None where there are too many splits, or devices alone do not say what fits."""
+        """None where there are too many splits, or devices alone do not say what fits, as of clusters that are away."""
         if problem.fixed or any(option.others or not option.devices for option in problem.options):
             return None
-        if not all(need.rate and problem.of(need.model) for need in problem.needs):
+        if not problem.needs or not all(need.rate and problem.of(need.model) for need in problem.needs):
             return None
         areas = list(_areas(problem))
         devices = [n for area in areas for n in area.devices]
