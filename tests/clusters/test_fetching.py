@@ -452,7 +452,7 @@ def test_who_watched_a_dead_holder_for_long_takes_nothing_from_who_followed_it(t
     path, read, ends = str(tmp_path / "lock"), fetch._read, []
     for interrupted in range(30):
         (tmp_path / "lock").write_text("another-node 17 abc 00000003\n")
-        late, quick = (fetch.SetLock(path, watch_s=0.05, beat_s=0.002) for _ in range(2))
+        late, quick = (fetch.SetLock(path, watch_s=0.2, beat_s=0.002) for _ in range(2))
         steps, holders = itertools.count(), []
 
         def reading(name, steps=steps, holders=holders, quick=quick, interrupted=interrupted):
