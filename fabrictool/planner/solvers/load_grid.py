@@ -138,7 +138,7 @@ def shared(first: Floats, second: Floats, *, falling: bool = True) -> Floats:
         # The last pool's devices are shared in one go.
         last = np.flatnonzero(worth[used])
         rest = padded[up_to(used, second)][..., np.arange(most)[None, :] - last[:, None] + most, :]
-        both = values[from_(used)]
+        both = values[beyond(used)]
         np.minimum(both, (first[used][last][:, None, :] + rest).min(axis=-3), out=both)
     return values
 
@@ -152,7 +152,7 @@ def either_way(first: Floats, second: Floats) -> Floats:
         its = np.flatnonzero(worth[used])
         # By cell of the second, and of both: what the first then costs, which never has less than nothing.
         rest = padded[up_to(used, first)][..., np.arange(cells)[None, :] - its[:, None] + cells - 1]
-        both = values[from_(used)]
+        both = values[beyond(used)]
         np.minimum(both, (second[used][its][:, None] + rest).min(axis=-2), out=both)
     return values
 
@@ -193,9 +193,11 @@ def _places(those: Flags) -> Iterator[Devices]:
     yield from (tuple(place) for place in np.argwhere(those).tolist())
 
 
-def from_(used: Devices) -> tuple[slice, ...]:
+def beyond(used: Devices) -> tuple[slice, ...]:
+    """Places with these devices and any others."""
     return tuple(slice(n, None) for n in used)
 
 
 def up_to(used: Devices, values: Floats) -> tuple[slice, ...]:
+    """The same places, without these devices."""
     return tuple(slice(0, most - n) for n, most in zip(used, values.shape, strict=False))

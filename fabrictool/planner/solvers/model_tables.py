@@ -14,7 +14,7 @@ from fabrictool.planner.solvers.load_grid import (
     SAME,
     Ladder,
     either_way,
-    from_,
+    beyond,
     replicas,
     shared,
     side_by_side,
@@ -45,7 +45,7 @@ class Area:
 
     pools: tuple[PoolKey, ...]
     devices: Devices
-    """Of each."""
+    """How many each pool has."""
 
     @property
     def pairs(self) -> int:
@@ -159,6 +159,6 @@ def _most(first: Floats, second: Floats, both: np.ufunc) -> Floats:
     """What both come to at most with devices that they share."""
     most: Floats = np.zeros(first.shape)
     for used in np.ndindex(first.shape):
-        here = most[from_(used)]
+        here = most[beyond(used)]
         np.maximum(here, both(first[used], second[up_to(used, second)]), out=here)
     return most

@@ -130,7 +130,7 @@ class DeviceSplits:
         return 0.0, []
 
     def _ask_tables(self, steps: EngineSteps, cells: int, prices: LoadPrices | None) -> bool:
-        """Asks the tables; False where there was no time."""
+        """Raises what latency cannot be below to what the tables say; False where there was no time."""
         work = 1 + self._pairs * cells * cells // PAIRS_PER_UNIT
         if not steps.work.more():
             return False
@@ -185,9 +185,10 @@ class DeviceSplits:
             return True
 
     def _fitting(self, model: ModelTables, devices: Devices) -> list[int]:
-        room, known = dict(zip(self._pools, devices, strict=True)), self._problem.current.keys() | self._problem.fixed
+        """Options that have room on these devices, or that a rule of moves speaks of."""
+        room, running = dict(zip(self._pools, devices, strict=True)), self._problem.current
         options = ((i, self._problem.options[i]) for i in self._problem.of(model.need.model))
-        return [i for i, option in options if option.devices <= room[option.pool.key] or option.key in known]
+        return [i for i, option in options if option.devices <= room[option.pool.key] or option.key in running]
 
     def _counts(self, shares: Sequence[Devices]) -> dict[int, int] | None:
         """Of all models; None where one has none."""
