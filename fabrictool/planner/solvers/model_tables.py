@@ -13,8 +13,8 @@ import numpy as np
 from fabrictool.planner.solvers.load_grid import (
     SAME,
     Ladder,
-    either_way,
     beyond,
+    either_way,
     replicas,
     shared,
     side_by_side,
