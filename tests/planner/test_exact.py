@@ -8,6 +8,8 @@ from dataclasses import replace
 import pytest
 
 from fabrictool.base.errors import InfeasibleError
+from fabrictool.planner.explaining import prices
+from fabrictool.planner.explaining.explain import reasons
 from fabrictool.planner.explaining.prices import device_prices
 from fabrictool.planner.problem import Level, ModelNeed, Option, PlacementProblem, Pool
 from fabrictool.planner.solvers.exact import ExactSolver
@@ -356,6 +358,18 @@ def test_a_price_is_what_one_device_more_serves():
     assert found.stage == "served"
     gained = solve(short).stages[0].bound - solve(more).stages[0].bound
     assert found.devices == {("a", "p"): pytest.approx(gained, rel=1e-6)}
+
+
+def test_prices_that_take_no_time_do_not_hang_on_the_clock(monkeypatch):
+    """So a plan that a clock ended is found again by its work; those of large fabrics are said to be late."""
+    short = overloaded(2)
+    solution = solve(short)
+    over = reasons(short, solution, "CHF", left_s=lambda: 0.0)
+    assert over == reasons(short, solution, "CHF")
+    assert any("one x more" in sentence for sentence in over)
+    monkeypatch.setattr(prices, "COLUMNS_PER_UNIT", 1)
+    late = reasons(short, solution, "CHF", left_s=lambda: 0.0)[-1]
+    assert late.startswith("what one device more would be worth was not")
 
 
 def test_what_is_left_over_has_no_price():

@@ -91,11 +91,11 @@ def _price_sentences(
     problem: PlacementProblem, solution: Solution, currency: str, left_s: Callable[[], float]
 ) -> list[str]:
     try:
-        prices = None if left_s() <= 0.0 else device_prices(problem, solution, left_s=left_s)
+        prices = device_prices(problem, solution, left_s=left_s)
     except FabrictoolError:
-        prices = None
+        return [f"what one device more would be worth {LATE}"]
     if prices is None:
-        return [f"what one device more would be worth {LATE}"] if left_s() <= 0.0 else []
+        return []
     unit = {
         "fairness": "less of the largest share that anybody lacks",
         "served": "req/s more served",
