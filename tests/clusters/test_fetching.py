@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -448,11 +449,21 @@ def test_of_many_that_want_a_lock_one_has_it(tmp_path, left):
 
 
 def test_who_watched_a_dead_holder_for_long_takes_nothing_from_who_followed_it(tmp_path, monkeypatch):
-    """Another goes its whole way in front of each step of the first."""
+    """Another goes its whole way in front of each step of the first. Time passes only where a lock waits, and whoever
+    holds it writes into it meanwhile.
+    """
     path, read, ends = str(tmp_path / "lock"), fetch._read, []
+    now, beats = [0.0], itertools.count(1)
+
+    def sleeping(seconds):
+        now[0] += seconds
+        for holder in holders:
+            holder._write(next(beats))
+
+    monkeypatch.setattr(fetch, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleeping))
     for interrupted in range(30):
         (tmp_path / "lock").write_text("another-node 17 abc 00000003\n")
-        late, quick = (fetch.SetLock(path, watch_s=0.2, beat_s=0.002) for _ in range(2))
+        late, quick = (fetch.SetLock(path, watch_s=2.0, beat_s=3600.0) for _ in range(2))
         steps, holders = itertools.count(), []
 
         def reading(name, steps=steps, holders=holders, quick=quick, interrupted=interrupted):
