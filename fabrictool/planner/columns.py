@@ -25,6 +25,7 @@ from fabrictool.simulator.mixed import Part, pipeline
 from fabrictool.simulator.network import HAND_LATENCY_S, hop
 from fabrictool.simulator.operators import Parallelism, kv_elements_per_token
 from fabrictool.simulator.phases import decode_only, prefill_only, prefill_under_load
+from fabrictool.simulator.physics import peak_use
 from fabrictool.simulator.shared import shared
 from fabrictool.simulator.slo import METRICS, spared
 from fabrictool.simulator.stand import stand
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from fabrictool.planner.problem import Pool, PoolKey
     from fabrictool.simulator.capacity import MeanWorkload, ReplicaFigures
     from fabrictool.simulator.elastic import Elastic
+    from fabrictool.simulator.physics import PeakUse
     from fabrictool.simulator.shared import Shared
     from fabrictool.simulator.stand import Stand
     from fabrictool.simulator.stepmodel import Steps
@@ -260,6 +262,13 @@ class Columns:
         if table is None:
             return None
         return Option(self._name, pool, tp, *table, preference=preference(self._wanted, pool), pp=pp, phase=phase)
+
+    def peak_use(self, option: Option) -> PeakUse | None:
+        """How near a replica that is one engine on one node comes to what its devices can do at most."""
+        there = stand(
+            self._wanted, self._architecture, self._partition(option.pool), option.tp, self._calibrations, pp=option.pp
+        )
+        return None if there is None else peak_use(there.step, option.figures, self._demand)
 
     def mixed(self, stages: Sequence[tuple[Pool, int]], phase: Phase) -> Option | None:
         """Replicas of unlike stages, (pool, tp) each."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.specs import Phase
     from fabrictool.simulator.capacity import ReplicaFigures
     from fabrictool.simulator.elastic import Elastic
+    from fabrictool.simulator.physics import PeakUse
     from fabrictool.simulator.shared import Shared
 
 
@@ -242,6 +243,9 @@ class ColumnGenerator(Protocol):
 
     def widths(self, pool: Pool, variant: str) -> list[int]:
         """Tensor-parallel degrees that its engine could have there, whether or not the model fits."""
+
+    def peak_use(self, option: Option) -> PeakUse | None:
+        """How near a replica that is one engine on one node comes to what its devices can do at most."""
 
     def refusals(self) -> list[str]:
         """Why no replica can stand, for each partition by itself."""

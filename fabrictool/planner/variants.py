@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.specs import Phase
     from fabrictool.planner.columns import Columns, Figures
     from fabrictool.planner.problem import Option, Pool
+    from fabrictool.simulator.physics import PeakUse
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,10 @@ class VariantColumns:
     def at_once(self, variant: str) -> int:
         """Requests that the engine takes into a batch at most."""
         return self.by_name[variant].at_once
+
+    def peak_use(self, option: Option) -> PeakUse | None:
+        """How near a replica that is one engine on one node comes to what its devices can do at most."""
+        return self.by_name[option.variant].peak_use(option)
 
     def widths(self, pool: Pool, variant: str) -> list[int]:
         """Tensor-parallel degrees that its engine could have there, whether or not the model fits."""

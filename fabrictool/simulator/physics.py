@@ -15,9 +15,11 @@ from fabrictool.simulator.operators import work
 from fabrictool.simulator.stepmodel import KV_OCTETS, OCTETS, Machine
 
 if TYPE_CHECKING:
+    from fabrictool.simulator.capacity import MeanWorkload, ReplicaFigures
     from fabrictool.simulator.cases import Case
     from fabrictool.simulator.fitting import Observation
-    from fabrictool.simulator.operators import Parallelism
+    from fabrictool.simulator.operators import Parallelism, Work
+    from fabrictool.simulator.stepmodel import StepModel
 
 IMPOSSIBLE = "FT2154"
 """Code of a measurement that is faster than it can have been."""
@@ -39,6 +41,37 @@ class Floors:
     """Both, for all tokens of an answer."""
 
 
+@dataclass(frozen=True, slots=True)
+class PeakUse:
+    """How near a replica's figures come to what the datasheet of its devices states."""
+
+    flops: float
+    """Operations/s of a device at its peak, in the precisions of the model's products."""
+    computing: float
+    """Share of that while one mean prompt is read alone (MFU)."""
+    bandwidth: float
+    """Octets/s of a device's memory at its peak."""
+    octets: float
+    """That a device has to read in a decode step of a full batch: weights and caches."""
+    reading: float
+    """Share of the memory's peak in such a step (MBU)."""
+
+
+def peak_use(step: StepModel, figures: ReplicaFigures, demand: MeanWorkload) -> PeakUse:
+    """Of a replica that fits and is no pipeline."""
+    operations, computing_s = _computing(step.work, step.machine, step.weights, demand.input)
+    weight = OCTETS[step.weights] if step.octets is None else step.octets
+    batch = float(figures.max_batch)
+    octets = _octets(step.work, weight, KV_OCTETS[step.kv], round(demand.held), batch)
+    return PeakUse(
+        operations / computing_s,
+        computing_s / figures.prefill_s,
+        step.machine.bandwidth,
+        octets,
+        octets / step.machine.bandwidth / figures.step_full_s,
+    )
+
+
 def floors(case: Case) -> Floors:
     """The floors of a case whose cuts and precisions are known to be possible."""
     prefill, decode = case.cut, case.cut
@@ -46,7 +79,7 @@ def floors(case: Case) -> Floors:
         prefill, decode = case.prefill.cut, case.decode.cut
     prompt = max(1, int(case.input_len * MEAN_LENGTH.get(case.mode, 1.0)))
     # Chunks of one prompt may be in all stages of a pipeline at the same time.
-    tpot, ttft = _reading(case, decode, prompt), _computing(case, prefill, prompt) / prefill.pp
+    tpot, ttft = _reading(case, decode, prompt), _prompt_s(case, prefill, prompt) / prefill.pp
     later = int(case.output_len * MEAN_LENGTH.get(case.mode, 1.0)) - 1
     return Floors(tpot, ttft, ttft + tpot * max(0, later))
 
@@ -69,26 +102,36 @@ def forbidden(observation: Observation) -> str:
 
 
 def _reading(case: Case, cut: Parallelism, context: int) -> float:
-    shape, machine = work(case.model, cut), Machine.of(case.device)
-    token = np.ones(1)
-    weights = sum(
-        float(m.touched(token)[0]) * OCTETS[case.precision]  # some engines narrow the logits' weights, too
-        for m in (*shape.matmuls, shape.head)
-    )
+    # Some engines narrow the logits' weights, too.
+    octets = _octets(work(case.model, cut), OCTETS[case.precision], KV_OCTETS[case.kv_precision], context)
+    return octets / Machine.of(case.device).bandwidth
+
+
+def _prompt_s(case: Case, cut: Parallelism, tokens: int) -> float:
+    return _computing(work(case.model, cut), Machine.of(case.device), case.precision, tokens)[1]
+
+
+def _octets(shape: Work, weight: float, cached: float, context: int, sequences: float = 1.0) -> float:
+    """What a step of so many sequences of `context` tokens reads on a device, which has `weight` octets for a weight
+    and `cached` for an element of the cache.
+    """
+    tokens = np.full(1, sequences)
+    weights = sum(float(m.touched(tokens)[0]) for m in (*shape.matmuls, shape.head))
     full, windowed = shape.full, shape.windowed
-    tokens = full.kv_elements * full.layers * context + windowed.kv_elements * windowed.layers * min(
-        context, windowed.window
-    )
-    return (weights + tokens * KV_OCTETS[case.kv_precision]) / machine.bandwidth
+    cache = full.kv_elements * full.layers * context
+    cache += windowed.kv_elements * windowed.layers * min(context, windowed.window)
+    return weights * weight + sequences * cache * cached
 
 
-def _computing(case: Case, cut: Parallelism, tokens: int) -> float:
-    shape, machine = work(case.model, cut), Machine.of(case.device)
+def _computing(shape: Work, machine: Machine, precision: str, tokens: float) -> tuple[float, float]:
+    """Operations of a prompt on a device, and the seconds that they take at the peaks of its units."""
     prompt = np.array([float(tokens)])
-    total = 0.0
+    operations = seconds = 0.0
     for m in shape.matmuls:
-        peak, _ = machine.peak(case.precision if m.precision == "weights" else m.precision)
-        total += float(m.flops(prompt)[0]) / peak
+        peak, _ = machine.peak(precision if m.precision == "weights" else m.precision)
+        flops = float(m.flops(prompt)[0])
+        operations += flops
+        seconds += flops / peak
     pairs = shape.full.flops_pair * shape.full.layers * tokens * tokens / 2
     # The scores of one prompt may be computed in the narrowest format that the device has.
-    return total + pairs / max(machine.flops.values())
+    return operations + pairs, seconds + pairs / max(machine.flops.values())

@@ -9,6 +9,7 @@ from fabrictool.domain.plan import Band, ModelForecast
 from fabrictool.planner.explaining.explain import reason_of, reasons
 from fabrictool.planner.explaining.sizing import count_words, shape_sentences, shortfall_sentence
 from fabrictool.planner.problem import Level, ModelNeed
+from fabrictool.simulator.physics import PeakUse
 from tests.planner.fabrics import situation, solved
 from tests.planner.test_exact import figures, option, pool, problem, solve
 
@@ -16,8 +17,11 @@ from tests.planner.test_exact import figures, option, pool, problem, solve
 class Generator:
     """Says what an engine could do, as the columns of a blueprint do."""
 
-    def __init__(self, widths=(1, 2, 4), most=256):
-        self._widths, self._most = list(widths), most
+    def __init__(self, widths=(1, 2, 4), most=256, use=None):
+        self._widths, self._most, self._use = list(widths), most, use
+
+    def peak_use(self, its):
+        return self._use
 
     def at_once(self, variant):
         return self._most
@@ -137,6 +141,14 @@ def test_what_limits_a_replica():
     assert limited(Generator([1], most=57), **flat).startswith("`max_num_seqs` limits it: its engine takes 57 requests")
     assert limited(**steep, marginal_s=0.7) == "computing limits it: reading prompts takes 70% of its time"
     assert limited(**steep, marginal_s=0.2).startswith("its steps limit it: 30 ms with 57 requests, whose caches")
+    use = PeakUse(flops=989e12, computing=0.514, bandwidth=3.35e12, octets=61.2e9, reading=0.784)
+    assert limited(Generator([1], use=use), **steep, marginal_s=0.7) == (
+        "computing limits it: reading prompts takes 70% of its time, at 51% of a device's 989 TFLOP/s"
+    )
+    assert limited(Generator([1], use=use), **steep, marginal_s=0.2) == (
+        "its steps limit it: 30 ms with 57 requests, whose caches have to be read (61.2 GB a device with the weights,"
+        " at 78% of its 3.35 TB/s), 20 ms with one; prompts take 20% of its time"
+    )
     assert limited(cut_levels=levels(0.4, 0.8, attained=0.5)) == (
         "the SLO limits it: kept up to 0.4 of the 0.8 req/s that may be planned"
     )
@@ -152,6 +164,16 @@ def test_the_figures_agree_with_the_tables_of_a_real_model(tmp_path):
     chosen = built.options[next(i for i in built.of("m") if solution.counts.get(i))]
     assert f"not {chosen.levels[-1].rate / chosen.devices:.3g}" in sentences[0]
     assert reasons(built, solution, "CHF")[0] == reason_of(built, solution, built.needs[0])
+    # Llama 3.1 8B: 8.03e9 weights, and 32 layers with 8 heads of 128 keys and values.
+    use, its = built.columns["m"].peak_use(chosen), chosen.figures
+    looked_up = 128_256 * 4096  # the embedding: one row is read of it
+    cached = its.max_batch * (500 + 100 / 2) * 32 * 2 * 8 * 128
+    assert use.octets == pytest.approx(2 * (8.03e9 - looked_up + cached) / chosen.tp, rel=0.01)
+    assert use.reading == pytest.approx(use.octets / 3.35e12 / its.step_full_s)
+    operations = 2 * 500 * (8.03e9 - 2 * looked_up) / chosen.tp
+    assert use.computing == pytest.approx(operations / 989e12 / its.prefill_s, rel=0.02)
+    assert 0.2 < use.computing < 1
+    assert 0.2 < use.reading < 1
 
 
 # -- what is not as it was asked for ----------------------------------------------------------------------------------

@@ -149,19 +149,27 @@ def _limit(problem: PlacementProblem, option: Option) -> str:
     if kept < most:
         return f"the SLO limits it: kept up to {kept:.3g} of the {most:.3g} req/s that may be planned"
     prompts = its.marginal_s * its.capacity
+    generator = problem.columns.get(option.model)
     if (1.0 - prompts) * _shared_part(option) >= SHARED:
-        generator = problem.columns.get(option.model)
         declared = generator is not None and its.max_batch >= generator.at_once(option.variant)
         what = "`max_num_seqs` limits it: its engine takes" if declared else "memory limits it: it holds"
         return (
             f"{what} {its.max_batch} requests at once, and a step takes {its.step_full_s * 1000:.3g} ms with all of"
             f" them, {its.step_alone_s * 1000:.3g} ms with one"
         )
+    use = None if generator is None else generator.peak_use(option)
     if prompts >= MOSTLY:
-        return f"computing limits it: reading prompts takes {prompts:.0%} of its time"
+        at = "" if use is None else f", at {use.computing:.0%} of a device's {use.flops / 1e12:.3g} TFLOP/s"
+        return f"computing limits it: reading prompts takes {prompts:.0%} of its time{at}"
+    at = (
+        ""
+        if use is None
+        else f" ({use.octets / 1e9:.3g} GB a device with the weights, at {use.reading:.0%} of its"
+        f" {use.bandwidth / 1e12:.3g} TB/s)"
+    )
     return (
         f"its steps limit it: {its.step_full_s * 1000:.3g} ms with {its.max_batch} requests, whose caches have to be"
-        f" read, {its.step_alone_s * 1000:.3g} ms with one; prompts take {prompts:.0%} of its time"
+        f" read{at}, {its.step_alone_s * 1000:.3g} ms with one; prompts take {prompts:.0%} of its time"
     )
 
 
