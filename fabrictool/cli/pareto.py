@@ -32,12 +32,13 @@ def show_front(
     as_json: bool,
 ) -> int:
     """Search for the front and print it; returns the exit code. Raises UsageError FT2031, InfeasibleError FT200x."""
+    from fabrictool.planner.at_once import planned_at_once
     from fabrictool.planner.plan import currency_of
     from fabrictool.planner.situation import situation_of
 
     names = criteria_of(criteria)
     evidence = evidence_of().within(source.inventory)
-    problem, _ = situation_of(source.blueprint, source.inventory, evidence, time.time()).build()
+    problem, _ = planned_at_once(situation_of(source.blueprint, source.inventory, evidence, time.time())).build()
     searches = Searches(limit, seed, most_points(names), keeps=True)
 
     def solve(asked: PlacementProblem) -> Solution | None:

@@ -254,7 +254,9 @@ def _at_once(forecast: Forecast) -> list[str]:
     if isinstance(forecast.held_together, msgspec.UnsetType):
         return []
     within = " within their SLOs" if any(model.slo for model in forecast.models if model.demand) else ""
-    return [f"these models at once: served{within} in {share_text(forecast.held_together)} of windows"]
+    wanted = forecast.wanted_together
+    asked = "" if isinstance(wanted, msgspec.UnsetType) else f", planned for {share_text(wanted)}"
+    return [f"these models at once: served{within} in {share_text(forecast.held_together)} of windows{asked}"]
 
 
 def complaints(model: ModelForecast) -> list[str]:

@@ -53,11 +53,12 @@ def show_sweep(
     as_json: bool,
 ) -> int:
     """Try each expression and print what it would change; returns the exit code."""
+    from fabrictool.planner.at_once import planned_at_once
     from fabrictool.planner.plan import currency_of
     from fabrictool.planner.situation import situation_of
 
     evidence = evidence_of().within(source.inventory)
-    situation = situation_of(source.blueprint, source.inventory, evidence, time.time())
+    situation = planned_at_once(situation_of(source.blueprint, source.inventory, evidence, time.time()))
     with (
         lost_workers_named("what-ifs"),
         executor_named(options.executor, len(expressions), options.workers) as doer,

@@ -188,6 +188,12 @@ class Demand(Document):
         planned._windows, planned._mean = windows, float(self.rate or 0.0)  # noqa: SLF001 - its own
         return planned
 
+    def raised(self, rate: Rate) -> Demand:
+        """The same, planned for a higher rate than its quantile, such as one at which other models hold as well."""
+        within = sum(window <= rate for window in self._windows)
+        share = within * 1000 // len(self._windows) / 1000  # at least
+        return self.model_copy(update={"rate": rate, "quantile": units.Share(share)})
+
     @model_validator(mode="after")
     def _at_most_all(self) -> Demand:
         total = sum(map(float, (self.groups or {}).values()))
@@ -865,6 +871,10 @@ class Blueprint(Document):
     behind a model's first, which comes after ``slo`` where it is not named. ``fairness``, in any place: where not all
     can be served, the largest share of its demand that a model or a group lacks comes first, weighted by priority
     (max-min)."""
+    quantile: Attainment | None = None
+    """Of all windows, those in which all models that state a `demand.quantile` are to hold at once, such as ``90%``:
+    their rates are then as much above their own quantiles as that takes, for the least that it costs. Absent: each by
+    itself."""
     move_price: Price | None = None
     """What a started or stopped replica must save per hour at least; part of ``cost``, so that re-plans stay small."""
     hysteresis: Margin = units.Share(0.1)
@@ -888,6 +898,17 @@ class Blueprint(Document):
             hint = "a name of the tz database, such as Europe/Zurich or UTC"
             raise problem("FT1298", f"the timezone `{name}` is not known here", hint) from error
         return name
+
+    @model_validator(mode="after")
+    def _of_several(self) -> Blueprint:
+        if self.quantile is None:
+            return self
+        if not LEAST_QUANTILE <= float(self.quantile) < 1.0:
+            raise problem("FT1297", f"`quantile` is {self.quantile}", "from 50% to below 100%, such as `90%`")
+        if sum(model.demand is not None and model.demand.quantile is not None for model in self.models.values()) < 2:
+            hint = "write `demand.quantile` for each model that is to hold"
+            raise problem("FT1297", "`quantile` is of several models at once, and fewer than two state their own", hint)
+        return self
 
     @property
     def written_gateways(self) -> dict[str, Gateway]:

@@ -304,6 +304,8 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     held_together: float | msgspec.UnsetType = msgspec.UNSET
     """Share of windows in which all models that are planned for a quantile are served within their SLO at once; not
     written where there are not several."""
+    wanted_together: float | msgspec.UnsetType = msgspec.UNSET
+    """The share of windows in which they are to be; not written where the blueprint does not say."""
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
@@ -450,7 +452,7 @@ def inputs_digest(blueprint: Blueprint, inventory: Inventory) -> str:
 
     What says nothing of fields that came later has the digest that it had before there were such: plans stay good.
     """
-    left_out = {name for name in ("architectures", "limits") if not getattr(blueprint, name)}
+    left_out = {name for name in ("architectures", "limits", "quantile") if not getattr(blueprint, name)}
     if blueprint.timezone == "UTC":
         left_out.add("timezone")
     wanted = blueprint.model_dump(mode="json", exclude=left_out)

@@ -17,6 +17,7 @@ from fabrictool.base.errors import FabrictoolError, InfeasibleError, Place, Prob
 from fabrictool.domain.address import Address
 from fabrictool.domain.plan import Action, Certificate, Forecast, Placement, Plan, inputs_digest
 from fabrictool.domain.specs import AgentSpec
+from fabrictool.planner.at_once import planned_at_once
 from fabrictool.planner.build import pools_of, waiting
 from fabrictool.planner.certificate import certificate_of
 from fabrictool.planner.chosen import SearchOptions, best, forecast_of
@@ -105,7 +106,8 @@ def plan(
     evidence = evidence.within(inventory)
     for question in options.why_not:
         checked(question, sorted(blueprint.models), pools_of(inventory), blueprint.bases)
-    asked = replace(situation_of(blueprint, inventory, evidence, now), max_moves=options.max_moves)
+    situation = planned_at_once(situation_of(blueprint, inventory, evidence, now))
+    asked = replace(situation, max_moves=options.max_moves)
     chosen, built = _chosen(asked, options, evidence)
     kept = chosen.again == "kept"
     situation, problem, solution, placement = chosen.situation, chosen.problem, chosen.solution, chosen.placement
@@ -182,7 +184,8 @@ def decision(
     evidence = evidence.within(inventory)
     if not whole:
         checked(question, sorted(blueprint.models), pools_of(inventory), blueprint.bases)
-    chosen, _ = _chosen(situation_of(blueprint, inventory, evidence, now), options, evidence)
+    situation = planned_at_once(situation_of(blueprint, inventory, evidence, now))
+    chosen, _ = _chosen(situation, options, evidence)
     problem, solution, currency = chosen.problem, chosen.solution, currency_of(inventory)
     places = dict.fromkeys(pool.device for pool in problem.pools)
     questions = [f"{model}@{place}" for place in places] if whole else [question]

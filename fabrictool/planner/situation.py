@@ -94,6 +94,7 @@ def with_model(situation: Situation, problem: PlacementProblem, name: str, chang
 
 
 def situation_of(blueprint: Blueprint, inventory: Inventory, evidence: Evidence, now: float) -> Situation:
+    """With the files, and with what the clusters answered."""
     inventory = as_there(inventory, evidence)
     return Situation(
         blueprint,

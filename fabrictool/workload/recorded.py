@@ -25,7 +25,6 @@ from fabrictool.workload.windows import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from datetime import tzinfo
     from pathlib import Path
 
     from fabrictool.base.errors import Place
@@ -74,7 +73,7 @@ def with_traces(blueprint: Blueprint, folder: Path, place: Callable[[str], Place
         try:
             if path not in read:
                 read[path] = read_trace(path).renamed(blueprint.adapted)
-            return _recorded(demand, name, read[path], blueprint.zone)
+            return _recorded(demand, name, read[path], blueprint)
         except FabrictoolError as error:
             message = f"{name}: {'; '.join(problem.message for problem in error.problems)}"
             problems.append(Problem("FT1127", message, place(of), error.problems[0].hint))
@@ -92,7 +91,7 @@ def with_traces(blueprint: Blueprint, folder: Path, place: Callable[[str], Place
     return blueprint.model_copy(update={"models": models})
 
 
-def _recorded(demand: Demand, name: str, trace: Trace, zone: tzinfo) -> Demand:
+def _recorded(demand: Demand, name: str, trace: Trace, blueprint: Blueprint) -> Demand:
     """Those of its requests that name the model; all, where none names any."""
     mine = trace if trace.models == ("",) else trace.of_model(name)
     if len(mine) < FEWEST or not mine.rate:
@@ -106,18 +105,17 @@ def _recorded(demand: Demand, name: str, trace: Trace, zone: tzinfo) -> Demand:
     recorded = demand.model_copy(update={"rate": Rate(mine.rate), "cv": _two_digits(gap_cv(mine)), **lengths})
     times = trace.times_of(name)
     if demand.begins is not None:
-        recorded = recorded.by_hours(hour_factors(times, trace.span, float(demand.begins), zone))
+        recorded = recorded.by_hours(hour_factors(times, trace.span, float(demand.begins), blueprint.zone))
     if demand.quantile is not None or recorded.factors:
         # Hours and windows are of the whole trace, so the mean beside them is, too, where the model came late.
         recorded = recorded.model_copy(update={"rate": Rate((len(mine) - 1) / trace.span)})
     if demand.quantile is None:
         return recorded
     quantile, rates = float(demand.quantile), window_rates(times, trace.span, demand.window_s)
-    fewest = fewest_windows(quantile)
+    highest = max(demand.quantile, blueprint.quantile or demand.quantile)
+    fewest = fewest_windows(float(highest))
     if len(rates) < fewest:
-        message = (
-            f"{demand.trace} has {len(rates)} windows of {Duration(demand.window_s)}; {demand.quantile} needs {fewest}"
-        )
+        message = f"{demand.trace} has {len(rates)} windows of {Duration(demand.window_s)}; {highest} needs {fewest}"
         hint = "a longer trace, a lower `quantile` or a shorter `window`"
         raise InvalidInputError.of("FT2201", message, hint=hint)
     rate, windows = Rate(quantile_rate(rates, quantile)), tuple(rates.tolist())

@@ -1,0 +1,167 @@
+"""Rates at which all models hold at once in so many windows of their demand, for the least that they cost together.
+
+Each model by itself needs but the quantile of its own windows (`planner.uncertain`). That all hold in the same window
+is a chance constraint over samples: some windows may be left out, and each model is planned for the busiest of those
+that stay. Which ones are left out is an integer program; a request/s of a model is worth what it costs where it is
+cheapest. Source: Campi and Garatti, "A sampling-and-discarding approach to chance-constrained optimization" (2011).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import defaultdict
+from contextlib import suppress
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fabrictool.base.errors import FabrictoolError, InfeasibleError
+from fabrictool.base.units import Rate
+from fabrictool.planner.program import Program
+from fabrictool.planner.survival import after_loss
+from fabrictool.planner.uncertain import EXACT, SAMPLES
+from fabrictool.workload.windows import rank_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from fabrictool.domain.blueprint import Blueprint, Demand
+    from fabrictool.planner.problem import Option, PlacementProblem
+    from fabrictool.planner.situation import Situation
+
+    Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+NODES, GAP, SECONDS = 500, 1e-3, 60.0
+"""Of the search for windows to leave out; it starts from a placement that one after the other was left out for."""
+
+
+def planned_at_once(situation: Situation) -> Situation:
+    """With the rates that the blueprint's `quantile` of all models asks for, where it states one; of what has no
+    placement at all the search says why.
+    """
+    share = situation.blueprint.quantile
+    demands = {name: demand for name, demand in _demands(situation.blueprint) if demand.windows}
+    if share is None or len(demands) < 2:
+        return situation
+    try:
+        problem, _ = situation.build()
+    except InfeasibleError:
+        return situation
+    least = np.array([float(demand.rate or 0.0) for demand in demands.values()])
+    windows, drawn = windows_at_once(demands, random.Random("at once"))
+    price = np.array([_price(problem, name) for name in demands])
+    keeps = min(len(windows), math.ceil(float(share) * len(windows)) if drawn else rank_of(float(share), len(windows)))
+    rates = cheapest_rates(windows, least, price, len(windows) - keeps)
+    changes = {
+        name: {"demand": demand.raised(Rate(rate))}
+        for (name, demand), rate in zip(demands.items(), rates.tolist(), strict=True)
+        if rate > float(demand.rate or 0.0) * (1 + EXACT)
+    }
+    return situation.with_models(changes) if changes else situation
+
+
+def windows_at_once(demands: Mapping[str, Demand], rng: random.Random) -> tuple[Floats, bool]:
+    """Windows × models, requests/s; and whether they were drawn: of one trace they are those that were at once."""
+    sources: dict[object, list[int]] = defaultdict(list)
+    for at, (name, demand) in enumerate(demands.items()):
+        sources[demand.trace or name, len(demand.windows), demand.window_s].append(at)
+    every = [np.array(demand.windows) for demand in demands.values()]
+    if len(sources) == 1:
+        return np.stack(every, axis=1), False
+    windows = np.zeros((SAMPLES, len(every)))
+    for members in sources.values():
+        rows = [rng.randrange(len(every[members[0]])) for _ in range(SAMPLES)]
+        for at in members:
+            windows[:, at] = every[at][rows]
+    return windows, True
+
+
+def cheapest_rates(windows: Floats, least: Floats, price: Floats, left_out: int) -> Floats:
+    """Of each model, in requests/s: none below its `least`, and no window but at most `left_out` of them asks for more
+    of any model; the sum of rates at these prices is the least that was found.
+
+    Shapes: windows × models, and models.
+    """
+    steps = [_steps(windows[:, at], float(least[at]), left_out) for at in range(len(least))]
+    start = _one_after_another(windows, steps, price, left_out)
+    best = np.array([its[level] for its, level in zip(steps, start, strict=True)])
+    with suppress(FabrictoolError):  # nothing better in that many nodes
+        rates = _searched(windows, steps, price, left_out, start)
+        if rates is not None and float(rates @ price) < float(best @ price):
+            best = rates
+    return best
+
+
+def _demands(blueprint: Blueprint) -> Iterator[tuple[str, Demand]]:
+    for name, model in sorted(blueprint.models.items()):
+        if model.demand is not None and model.demand.quantile is not None:
+            yield name, model.demand
+
+
+def _price(problem: PlacementProblem, model: str) -> float:
+    """Of a request/s where it is cheapest: in money where anything has a price, else in devices."""
+    mine = [problem.options[i] for i in problem.of(model)]
+    paid = any(option.cost for option in problem.options)
+    return min(((option.cost if paid else option.devices) / _taken(option) for option in mine), default=0.0)
+
+
+def _taken(option: Option) -> float:
+    """Requests/s within the SLO, where a replica keeps it at all; a half of a pair does half of the work."""
+    return (after_loss(option) or option.levels[-1].rate) * (1.0 if option.phase == "unified" else 0.5)
+
+
+def _steps(rates: Floats, least: float, left_out: int) -> list[float]:
+    """What a model may be planned for, the most first: the busiest window, and what is left without so many of them."""
+    ordered = np.sort(rates)[::-1]
+    kept = ordered[: left_out + 1].tolist()
+    return list(dict.fromkeys(max(rate, least) for rate in kept))
+
+
+def _one_after_another(windows: Floats, steps: Sequence[Sequence[float]], price: Floats, left_out: int) -> list[int]:
+    """Places in `steps`: whatever saves most for a window less comes first."""
+    level = [0] * len(steps)
+    out = np.zeros(len(windows), dtype=bool)
+    while True:
+        choices = []
+        for at, its in enumerate(steps):
+            for further in range(level[at] + 1, len(its)):
+                gone = (windows[:, at] > its[further]) & ~out
+                if int(out.sum()) + int(gone.sum()) <= left_out:
+                    saved = float(price[at]) * (its[level[at]] - its[further])
+                    choices.append((saved / max(0.5, float(gone.sum())), -at, further))
+        if not choices or max(choices)[0] <= 0.0:
+            return level
+        _, negative, further = max(choices)
+        at = -negative
+        level[at] = further
+        out |= windows[:, at] > steps[at][further]
+
+
+def _searched(
+    windows: Floats, steps: Sequence[Sequence[float]], price: Floats, left_out: int, start: Sequence[int]
+) -> Floats | None:
+    """By an integer program: one column for each step down of a model, one for each window that may be left out."""
+    program = Program(whole=True)
+    down = [[program.column(0, 1, whole=True) for _ in its[1:]] for its in steps]
+    hints = [1.0 if place < level else 0.0 for its, level in zip(down, start, strict=True) for place in range(len(its))]
+    terms = []
+    lost: dict[int, int] = {}
+    for at, (its, mine) in enumerate(zip(steps, down, strict=True)):
+        for before, after in pairwise(mine):
+            program.row(-1, 0, [(after, 1.0), (before, -1.0)])
+        for column, (more, less) in zip(mine, pairwise(its), strict=True):
+            terms.append((column, -float(price[at]) * (more - less)))
+            for window in np.flatnonzero((windows[:, at] > less) & (windows[:, at] <= more)).tolist():
+                if window not in lost:
+                    lost[window] = program.column(0, 1)
+                program.row(-1, 0, [(column, 1.0), (lost[window], -1.0)])
+    if not terms:
+        return None
+    program.row(0, left_out, [(column, 1.0) for column in lost.values()])
+    answer = program.minimise(terms, seconds=SECONDS, seed=0, gap=GAP, nodes=NODES, start=np.array(hints))
+    if answer is None:
+        return None
+    levels = [sum(round(float(answer.values[column])) for column in mine) for mine in down]
+    return np.array([its[level] for its, level in zip(steps, levels, strict=True)])
