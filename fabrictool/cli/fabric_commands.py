@@ -28,8 +28,8 @@ from fabrictool.cli.options import (
 from fabrictool.cli.source import Source
 
 MOVE_LIMITED = ("exact", "cp", "cp-uniform")
-LIKELY_LARGE = 10
-"""Models times clusters from which on a search will hardly be over before its engine has been started."""
+LIKELY_LARGE = 30
+"""Models times clusters from which on a search will hardly do without its engine, nor be over before that is there."""
 
 
 class DemoName(StrEnum):
@@ -244,6 +244,7 @@ def plan(
         limit.work_s if by_clock else limit.as_work_s,
         watch,
         progress,
+        prepares=True,
         explain=explain,
         explain_left_s=clock.explaining_left_s,
         max_moves=max_moves,

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -95,9 +93,8 @@ class SolverWatch:
     def solve(
         self, problem: PlacementProblem, *, deadline_s: float, seed: int, warm: Solution | None = None
     ) -> Iterator[Solution]:
-        """As the solver does; what the replay needs is loaded meanwhile, for the search is mostly another process."""
+        """As the solver does."""
         began = time.monotonic() - self.seconds
-        threading.Thread(target=import_module, args=["fabrictool.planner.loss_replay"]).start()
         try:
             with nullcontext() if self.clock is None else self.clock.hearing():
                 for solution in self.solver.solve(problem, deadline_s=deadline_s, seed=seed, warm=warm):

@@ -17,6 +17,7 @@ from fabrictool.planner.hysteresis import steadied
 from fabrictool.planner.judged import ROUNDS, lessons, shortfall, taught, with_reasons
 from fabrictool.planner.node_spread import crowded
 from fabrictool.planner.problem import replica_key
+from fabrictool.planner.rehearsal import Asked, Rehearsal
 from fabrictool.planner.solvers.appraisal import settled
 from fabrictool.planner.solvers.exact import ExactSolver
 from fabrictool.planner.stages import clean, values_of
@@ -49,6 +50,8 @@ class SearchOptions:
     """Is told each better placement; with it, Ctrl-C ends the search and keeps the last one."""
     steady: bool = False
     """Whether replicas stay that some more demand would need again (`planner.hysteresis`)."""
+    prepares: bool = False
+    """Whether what the replay needs is loaded during the search: where that is a process's first, and soon over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,17 @@ def best(situation: Situation, options: SearchOptions, built: tuple[PlacementPro
         FT2902 nothing was found in time, FT2903 a rule is broken after all, FT2904 out of memory.
     """
     problem, tables = built or situation.build()
-    first = last = chosen = _found(situation, problem, tables, options)
+    with Rehearsal(situation.blueprint, situation.inventory, options.seed) as rehearsal:
+        if options.prepares:
+            rehearsal.prepare(problem)
+        return _best(situation, options, problem, tables, rehearsal)
+
+
+# Wide: what `best` is asked, and what that led to.
+def _best(
+    situation: Situation, options: SearchOptions, problem: PlacementProblem, tables: Tables, rehearsal: Rehearsal
+) -> Chosen:
+    first = last = chosen = _found(situation, problem, tables, options, rehearsal)
     left = round(options.work_s - first.solution.work, 2)
     repeatable, stopped, again = first.solution.repeatable, first.stopped, chosen.again
     ended, work = first.solution.ended, first.solution.work
@@ -111,7 +124,7 @@ def best(situation: Situation, options: SearchOptions, built: tuple[PlacementPro
         taught_by = replace(situation, learned=(*last.situation.learned, *learned))
         within = replace(options, work_s=left)
         try:
-            last = _found(taught_by, taught(problem, taught_by.learned), tables, within, last)
+            last = _found(taught_by, taught(problem, taught_by.learned), tables, within, rehearsal, last)
         except KeyboardInterrupt:
             if options.progress is None:
                 raise
@@ -145,14 +158,11 @@ def _found(
     problem: PlacementProblem,
     tables: Tables,
     options: SearchOptions,
+    rehearsal: Rehearsal,
     former: Chosen | None = None,
 ) -> Chosen:
     warm = None if former is None or former.solution.added else former.solution
     problem, solution, stopped = _searched(problem, options, warm)
-    # The event loop's compiler takes a third of a second to load: whoever calls may have it loaded during the search.
-    from fabrictool.planner.loss_replay import played_losses  # noqa: PLC0415 - see above
-    from fabrictool.planner.replay import replay  # noqa: PLC0415 - see above
-
     growth = float(situation.blueprint.hysteresis) if options.steady else 0.0
     larger, standing_by = steadied(problem, solution, growth, options.seed) if growth else (solution, {})
     if crowded(problem, larger.counts):
@@ -164,12 +174,10 @@ def _found(
     names = sorted(situation.blueprint.models)
     same = {} if former is None else {n: former.played[n] for n in names if _stays(n, placement, rates, former)}
     others = [name for name in names if name not in same]
-    played = same | replay(situation.blueprint, situation.inventory, placement, rates, options.seed, others)
     known = {} if former is None else {name: former.after[name] for name in same if name in former.after}
-    surviving = set(names) - known.keys()
-    after = known | played_losses(
-        situation.blueprint, situation.inventory, problem, placement, rates, options.seed, surviving
-    )
+    surviving = [name for name in names if name not in known]
+    result = rehearsal.play(Asked(problem, placement, rates, others, surviving))
+    played, after = same | result.played, known | result.after
     return Chosen(
         situation, problem, tables, solution, placement, played, after, stopped, standing_by=standing_by, needed=needed
     )

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fabrictool.domain.plan import Placement
+from fabrictool.planner.other_end import OtherEnd
 from fabrictool.planner.problem import replica_key
-from fabrictool.planner.replay import replay
+from fabrictool.planner.replay import MANY, replay
 from fabrictool.planner.survival import SIDES, after_loss, losses
 
 if TYPE_CHECKING:
@@ -47,21 +48,29 @@ def played_losses(
     only: Container[str],
 ) -> dict[str, PlayedLoss]:
     """By model, of those of `only` that are to survive something and have an SLO. `rates` as `replay` takes them."""
-    after: dict[str, PlayedLoss] = {}
-    for need in problem.needs:
-        if need.model not in only or need.survive is None or not need.rate or blueprint.models[need.model].slo is None:
-            continue
+    needs = [
+        need
+        for need in problem.needs
+        if need.model in only
+        and need.survive is not None
+        and need.rate
+        and blueprint.models[need.model].slo is not None
+    ]
+
+    def play(need: ModelNeed) -> PlayedLoss | None:
         options = {problem.options[i].key: problem.options[i] for i in problem.of(need.model)}
         mine = [r for r in placement.replicas if r.model == need.model and replica_key(r) in options]
         loss, left = _worst(problem, need, options, mine)
         left = _with_partners(problem, left)
         then = _rates(need.rate, left, options)
         if loss is None or not then:
-            continue
+            return None
         played = replay(blueprint, inventory, Placement(replicas=tuple(left)), rates, seed, [need.model])
-        if need.model in played:
-            after[need.model] = PlayedLoss(loss, played[need.model], then)
-    return after
+        return PlayedLoss(loss, played[need.model], then) if need.model in played else None
+
+    with OtherEnd(needs, play, wanted=len(needs) >= MANY) as other_end:
+        after = {need.model: other_end.done(at) or play(need) for at, need in enumerate(needs)}
+    return {model: its for model, its in after.items() if its is not None}
 
 
 # Wide: who is where.

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from fabrictool.blueprint import load
-from fabrictool.planner import build, other_end
+from fabrictool.planner import build, process_copy
 from fabrictool.planner.other_end import OtherEnd
 from tests.planner.fabrics import write_fabric
 
-pytestmark = pytest.mark.skipif(other_end._cores() < 2, reason="there is one core, and no copy")
+pytestmark = pytest.mark.skipif(process_copy._cores() < 2, reason="there is one core, and no copy")
 ITEMS = [f"item {number}" for number in range(20)]
 
 
@@ -40,7 +40,7 @@ def test_it_begins_at_the_end_and_is_gone_afterwards():
         assert last_one(there) == "ITEM 19"
         assert len(children() - before) == 1
     assert children() == before
-    assert there._copy is None
+    assert there._copy.descriptor is None
 
 
 def test_more_than_the_pipe_holds_is_no_trouble():
@@ -56,16 +56,16 @@ def test_where_the_copy_fails_it_is_silent_and_others_do_it(capfd):
 
     with OtherEnd(ITEMS, work, wanted=True) as there:
         last_one(there)
-        os.waitid(os.P_PIDFD, there._copy, os.WEXITED | os.WNOWAIT)
+        os.waitid(os.P_PIDFD, there._copy.descriptor, os.WEXITED | os.WNOWAIT)
         assert [there.done(at) for at in range(20)] == [None] * 16 + ["ITEM 16", "ITEM 17", "ITEM 18", None]
     assert capfd.readouterr() == ("", "")
 
 
 def test_the_copy_does_not_hear_ctrl_c(capfd):
     with OtherEnd(ITEMS, lambda item: time.sleep(0.02) or item, wanted=True) as there:
-        signal.pidfd_send_signal(there._copy, signal.SIGINT)
+        signal.pidfd_send_signal(there._copy.descriptor, signal.SIGINT)
         last_one(there)
-        os.waitid(os.P_PIDFD, there._copy, os.WEXITED | os.WNOWAIT)
+        os.waitid(os.P_PIDFD, there._copy.descriptor, os.WEXITED | os.WNOWAIT)
         assert there.done(0) == "item 0", "it went on to its end"
     assert capfd.readouterr() == ("", "")
 

@@ -1,0 +1,118 @@
+"""Where placements are played: in this process, or in a copy of it that loads what that needs while this one searches.
+
+The event loop's compiler takes a third of a second to load, in which a search of the same process stands still. Of a
+small fabric that is much of what a search takes; of a large one a placement is too much to be handed over.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from threading import Thread
+from typing import TYPE_CHECKING
+
+from fabrictool.planner.process_copy import ProcessCopy, may_copy
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from multiprocessing.connection import Connection
+    from typing import Self
+
+    from fabrictool.domain.blueprint import Blueprint
+    from fabrictool.domain.inventory import Inventory
+    from fabrictool.domain.plan import Placement
+    from fabrictool.planner.loss_replay import PlayedLoss
+    from fabrictool.planner.problem import OptionKey, PlacementProblem
+    from fabrictool.planner.replay import Played
+
+MOST_OPTIONS = 5_000
+"""Of a problem that is handed over: some 10 ms."""
+PLAYERS = "fabrictool.planner.loss_replay"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is to be played."""
+
+    problem: PlacementProblem
+    placement: Placement
+    rates: Mapping[OptionKey, float]
+    """Requests/s of one replica each."""
+    models: Sequence[str]
+    surviving: Sequence[str]
+    """Models that are played after their worst loss, too, where they are to survive any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What models did, by name."""
+
+    played: dict[str, Played]
+    after: dict[str, PlayedLoss]
+
+
+class Rehearsal:
+    """Plays placements of one fabric by one seed; who plays them changes nothing."""
+
+    def __init__(self, blueprint: Blueprint, inventory: Inventory, seed: int) -> None:
+        self._blueprint, self._inventory, self._seed = blueprint, inventory, seed
+        self._ours: Connection | None = None
+        self._copy: ProcessCopy | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._ours is not None:
+            self._ours.close()
+            self._ours = None
+        if self._copy is not None:
+            self._copy.close()
+
+    def prepare(self, problem: PlacementProblem) -> None:
+        """Load what will be needed, beside what comes meanwhile."""
+        if len(problem.options) <= MOST_OPTIONS and may_copy():
+            self._begin()
+        else:
+            Thread(target=import_module, args=[PLAYERS]).start()
+
+    def play(self, asked: Asked) -> Result:
+        if self._ours is not None:
+            with suppress(EOFError, OSError):  # it is gone: then it is played here
+                self._ours.send(asked)
+                result = self._ours.recv()
+                if isinstance(result, Result):
+                    return result
+        return self._play(asked)
+
+    def _play(self, asked: Asked) -> Result:
+        from fabrictool.planner.loss_replay import played_losses  # noqa: PLC0415 - see above
+        from fabrictool.planner.replay import replay  # noqa: PLC0415 - see above
+
+        blueprint, inventory = self._blueprint, self._inventory
+        played = replay(blueprint, inventory, asked.placement, asked.rates, self._seed, asked.models)
+        after = played_losses(
+            blueprint, inventory, asked.problem, asked.placement, asked.rates, self._seed, asked.surviving
+        )
+        return Result(played, after)
+
+    def _begin(self) -> None:
+        from multiprocessing.connection import Pipe  # noqa: PLC0415 - --help must not pay for it
+
+        ours, theirs = Pipe()
+        self._ours = ours
+
+        def answering() -> None:
+            ours.close()
+            import_module(PLAYERS)
+            while True:
+                theirs.send(self._play(theirs.recv()))
+
+        try:
+            self._copy = ProcessCopy(answering)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()

@@ -1,0 +1,88 @@
+"""Placements that a copy of the process plays: the same as here, and here where it cannot."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from fabrictool.planner import process_copy, rehearsal
+from fabrictool.planner.chosen import SearchOptions, best
+from fabrictool.planner.rehearsal import Asked, Rehearsal
+from fabrictool.planner.weights import planned_rates
+from tests.planner.fabrics import situation as situation_with
+from tests.planner.test_other_end import children
+
+pytestmark = pytest.mark.skipif(process_copy._cores() < 2, reason="there is one core, and no copy")
+
+
+@pytest.fixture
+def situation(tmp_path):
+    return situation_with(tmp_path, "slo: {ttft_p95: 2s}\nsurvive: node")
+
+
+@pytest.fixture
+def asked(situation):
+    chosen = best(situation, SearchOptions())
+    rates = planned_rates(chosen.problem, chosen.solution)
+    return Asked(chosen.problem, chosen.placement, rates, ["m", "other"], ["m"])
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """Process numbers of those that played here."""
+    here = []
+    real = Rehearsal._play
+    monkeypatch.setattr(Rehearsal, "_play", lambda self, asked: here.append(os.getpid()) or real(self, asked))
+    return here
+
+
+def test_the_copy_plays_the_same_and_is_gone_afterwards(situation, asked, elsewhere):
+    before = children()
+    with Rehearsal(situation.blueprint, situation.inventory, 3) as alone:
+        result = alone.play(asked)
+    assert set(result.played) == {"m", "other"}
+    assert set(result.after) == {"m"}
+    elsewhere.clear()
+    with Rehearsal(situation.blueprint, situation.inventory, 3) as rehearsal:
+        rehearsal.prepare(asked.problem)
+        assert len(children() - before) == 1
+        assert rehearsal.play(asked) == result
+        assert rehearsal.play(asked) == result, "it plays as often as it is asked"
+    assert not elsewhere
+    assert children() == before
+
+
+def test_a_copy_that_is_gone_or_fails_is_done_without(situation, asked, elsewhere, monkeypatch, capfd):
+    with Rehearsal(situation.blueprint, situation.inventory, 3) as rehearsal:
+        rehearsal.prepare(asked.problem)
+        signal.pidfd_send_signal(rehearsal._copy.descriptor, signal.SIGKILL)
+        result = rehearsal.play(asked)
+    assert elsewhere == [os.getpid()]
+    monkeypatch.setattr("fabrictool.planner.loss_replay.played_losses", lambda *_: 1 / 0)
+    with Rehearsal(situation.blueprint, situation.inventory, 3) as rehearsal:
+        rehearsal.prepare(asked.problem)
+        with pytest.raises(ZeroDivisionError):
+            rehearsal.play(asked)
+        monkeypatch.undo()
+        assert rehearsal.play(asked) == result
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_is_large_is_played_here_and_loaded_by_a_thread(situation, asked, monkeypatch):
+    before, names = children(), []
+    monkeypatch.setattr(rehearsal, "MOST_OPTIONS", len(asked.problem.options) - 1)
+    monkeypatch.setattr(rehearsal, "import_module", lambda name: names.append((name, threading.current_thread().name)))
+    with Rehearsal(situation.blueprint, situation.inventory, 3) as here:
+        here.prepare(asked.problem)
+        assert children() == before
+    ((name, thread),) = names
+    assert name == rehearsal.PLAYERS
+    assert thread != threading.main_thread().name
+
+
+def test_a_search_that_prepares_comes_to_the_same(situation):
+    alone, before = best(situation, SearchOptions()), children()
+    prepared = best(situation, SearchOptions(prepares=True))
+    assert (prepared.placement, prepared.played, prepared.after) == (alone.placement, alone.played, alone.after)
+    assert children() == before
