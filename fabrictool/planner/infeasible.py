@@ -9,7 +9,13 @@ from fabrictool.base.errors import Problem as Complaint
 from fabrictool.planner.node_spread import counts_for_it, is_alone, is_spread
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fabrictool.planner.problem import Option, PlacementProblem
+
+
+MOST_NAMES = 6
+"""Of models that are told in one sentence."""
 
 
 def require_options(problem: PlacementProblem) -> None:
@@ -60,15 +66,29 @@ def explain_infeasible(problem: PlacementProblem) -> InfeasibleError:
             message = f"{need.model}: {pinned} replicas are pinned, replicas.max is {need.maximum}"
             complaints.append(Complaint("FT2004", message, place, f"raise replicas.max to {pinned}"))
     if not complaints:
-        models = ", ".join(need.model for need in problem.needs)
+        models = _in_words(_most_devices_first(problem))
         limits = ", ".join(dict.fromkeys(limit.name for limit in problem.limits))
         within = f" within the limits ({limits})" if limits else ""
-        beside = ", ".join(need.model for need in problem.needs if is_spread(need))
+        beside = _in_words([need.model for need in problem.needs if is_spread(need)])
         apart = f" with those of {beside} on different nodes" if beside else ""
         message = f"the minimum replicas of {models} do not fit together{apart}{within}"
         hint = "lower replicas.min of one of them, or add devices to a partition"
         complaints.append(Complaint("FT2001", message, Place(), f"{hint}{', or raise a limit' if limits else ''}"))
     return InfeasibleError(complaints)
+
+
+def _most_devices_first(problem: PlacementProblem) -> list[str]:
+    """Models by the devices that their minima take at least."""
+    taken = {
+        need.model: need.minimum * min((problem.options[i].devices for i in problem.of(need.model)), default=0)
+        for need in problem.needs
+    }
+    return sorted(taken, key=lambda model: (-taken[model], model))
+
+
+def _in_words(names: Sequence[str]) -> str:
+    told = ", ".join(names[:MOST_NAMES])
+    return told if len(names) <= MOST_NAMES else f"{told} and {len(names) - MOST_NAMES} more"
 
 
 def _largest_per_pool(options: list[Option]) -> list[Option]:

@@ -278,7 +278,8 @@ def _chosen(situation: Situation, options: PlanOptions, evidence: Evidence) -> t
         return best(situation, options, built), built[0]
     except InfeasibleError as error:
         refuse_too_few(built[0], options.seed, options.explain_left_s)
-        raise _cause_first([*error.problems, *explain_conflict(situation)], situation, observed) from error
+        why = [*error.problems, *explain_conflict(situation, options.explain_left_s)]
+        raise _cause_first(why, situation, observed) from error
 
 
 def _cause_first(why: Iterable[Problem], situation: Situation, observed: Observed) -> FabrictoolError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -117,7 +118,7 @@ def replica(
         return ReplicaFigures(False, room.weights, room.kv_tokens, 0, 0.0, math.inf, math.inf, math.inf)
     batch = mean_batch(room, demand, max_num_seqs)
     mean_context = demand.held
-    batches = np.unique(np.geomspace(1, batch, GRID).round())
+    batches = _grid(batch)
     lane = np.ceil(batches / step.lanes)
     # All at once: a call takes as long as hundreds of numbers do.
     linear = step.linear(np.concatenate([lane, [lane[-1] + float(demand.input), float(demand.input)]]))
@@ -146,6 +147,14 @@ def replica(
         bands=forecast_bands(calibration),
         basis=basis(calibration),
     )
+
+
+@lru_cache(maxsize=4096)
+def _grid(most: int) -> Floats:
+    """Batches at which a replica's step is computed: the same for all replicas that hold as many requests."""
+    batches: Floats = np.unique(np.geomspace(1, most, GRID).round())
+    batches.flags.writeable = False
+    return batches
 
 
 def mean_batch(room: ReplicaMemory, demand: MeanWorkload, max_num_seqs: int) -> int:

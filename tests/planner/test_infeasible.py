@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from fabrictool.planner.explaining import conflict as conflict_module
 from fabrictool.planner.explaining.conflict import Constraint, Constraints, conflict_of, possible
 from fabrictool.planner.explaining.relaxations import explain_conflict, relaxations
+from fabrictool.planner.infeasible import explain_infeasible
 from fabrictool.planner.problem import ModelNeed
 from tests.planner.fabrics import situation
 from tests.planner.test_exact import option, pool, problem
@@ -161,6 +163,21 @@ def test_rules_that_hold_have_no_conflict():
     assert conflict_of(Constraints(problem([ModelNeed("m", 1.0, 2, 2)], [option("m", a)], [a]))) == []
 
 
+def test_a_clock_ends_what_looks_for_a_conflict_and_for_what_would_be_enough():
+    """However early, what is left conflicts; and nobody is told that each rule of it is needed."""
+    sizes = set()
+    for seed, instance, barred, rules in infeasible_instances(0, 60):
+        whole = conflict_of(rules)
+        for asked in range(0, 40, 3):
+            clock = itertools.chain(itertools.repeat(1.0, asked), itertools.repeat(0.0))
+            early = conflict_of(rules, lambda clock=clock: next(clock))
+            assert not early or not exists(instance, barred, early), f"{seed}: {early} do not conflict"
+            assert not early or set(early) <= set(rules.all)
+            sizes.add(len(early) - len(whole))
+        assert relaxations(rules, whole, lambda: 0.0) == []
+    assert max(sizes) > 0
+
+
 def test_two_conflicts_are_resolved_by_lowering_two_minima():
     a, b = pool("a", nodes=1), pool("b", nodes=2)
     needs = [ModelNeed("m", 1.0, 3, 9), ModelNeed("n", 1.0, 3, 9)]
@@ -185,6 +202,26 @@ def test_maintenance_is_a_rule():
 
 
 # -- from blueprint and inventory -------------------------------------------------------------------------------------
+
+
+def test_what_the_clock_left_no_time_for_is_said(tmp_path, monkeypatch):
+    asked = situation(tmp_path, "trust: [alpha]\ntier: owned", old="min: 1, max: 40", new="min: 17, max: 40")
+    assert explain_conflict(asked, lambda: 0.0) == []
+    answered = []
+    monkeypatch.setattr(conflict_module, "possible", lambda *which: answered.append(possible(*which)) or answered[-1])
+    (conflict,) = explain_conflict(asked, lambda: 0.0 if answered else 9.0)
+    assert conflict.code == "FT2006"
+    assert conflict.message.endswith("(there was no time to leave out what is not needed for that)")
+    assert CONFLICT.partition(": ")[2].split("; ")[1] in conflict.message
+
+
+def test_of_many_models_those_are_named_that_take_most():
+    here = pool("a", nodes=8)
+    names = [f"m{number}" for number in range(9)]
+    needs = [ModelNeed(name, 1.0, 1 + 5 * (name == "m7"), 9) for name in names]
+    instance = problem(needs, [option(name, here) for name in names], [here])
+    (complaint,) = explain_infeasible(instance).problems
+    assert complaint.message == "the minimum replicas of m7, m0, m1, m2, m3, m4 and 3 more do not fit together"
 
 
 def explained(folder, text, **changes):

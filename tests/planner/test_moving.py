@@ -124,7 +124,7 @@ def fewest(instance, *, room):
     return min((moved for _, moved in fair(instance, room=room)), default=math.inf)
 
 
-@seeds(0, drawn=20, long=1000)
+@seeds(0, drawn=8, long=1000)
 def test_no_more_moves_than_brute_force_needs(seed):
     rng = random.Random(seed)
     instance = applied(rng)
@@ -138,7 +138,7 @@ def test_no_more_moves_than_brute_force_needs(seed):
         assert fewest(later, room=1e-4) <= moves(later, again) <= fewest(later, room=-1e-4)
 
 
-@seeds(0, drawn=20, long=1000)
+@seeds(0, drawn=8, long=1000)
 def test_what_is_spared_saves_moves_or_is_taken_back(seed):
     """Of all with no more moves, and no farther from the best than that may be, the first stage is at its least."""
     rng = random.Random(seed)
@@ -153,7 +153,7 @@ def test_what_is_spared_saves_moves_or_is_taken_back(seed):
     assert reached <= least * (1 + 1e-3) + 2e-3
 
 
-@seeds(0, drawn=20, long=1000)
+@seeds(0, drawn=8, long=1000)
 def test_a_plan_of_what_was_applied_is_empty_tiny(seed):
     instance = applied(random.Random(seed))
     assert moves(instance, solve(instance)) == 0
@@ -276,7 +276,7 @@ def test_values_that_a_solution_states_hold_its_moves():
 # -- no more than so many ---------------------------------------------------------------------------------------------
 
 
-@seeds(0, drawn=15, long=1000)
+@seeds(0, drawn=6, long=1000)
 def test_no_more_moves_than_are_allowed_and_the_best_of_them(seed):
     rng = random.Random(seed)
     instance = applied(rng)

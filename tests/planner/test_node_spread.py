@@ -90,7 +90,7 @@ def searched(instance, name="exact"):
         return None
 
 
-@seeds(40, drawn=20, long=1500)
+@seeds(20, drawn=10, long=1500)
 def test_it_is_kept_wherever_it_can_be(seed):
     instance = drawn(random.Random(seed))
     least, solution = brute_force(instance), searched(instance)
@@ -205,7 +205,7 @@ def test_small_models_that_fill_their_nodes_leave_no_room_for_a_larger_one():
     assert searched(replace(instance, needs=(*needs, ModelNeed("n", 0.0, 0, 1)))).counts == dict.fromkeys(range(3), 2)
 
 
-@seeds(20, drawn=10, long=500)
+@seeds(10, drawn=6, long=500)
 def test_blocks_find_their_nodes_where_there_is_a_way(seed):
     rng = random.Random(seed)
     nodes, per_node = rng.randint(1, 3), rng.choice((2, 4))

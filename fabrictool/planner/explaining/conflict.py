@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.node_spread import is_spread
+from fabrictool.planner.work import never
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
-    from fabrictool.planner.problem import ModelNeed, PlacementProblem, PoolKey
+    from fabrictool.planner.problem import ModelNeed, Option, OptionKey, PlacementProblem, PoolKey
     from fabrictool.planner.situation import Situation
 
 SECONDS = 10.0
@@ -151,8 +152,8 @@ def _replicas(count: int, model: str) -> str:
     return f"{count} replica{'' if count == 1 else 's'} of {model}"
 
 
-def possible(problem: PlacementProblem) -> bool:
-    """Whether a placement exists; True also when it cannot be said in time."""
+def possible(problem: PlacementProblem, left_s: Callable[[], float] = never) -> bool:
+    """Whether a placement exists; True also when it cannot be said in time. `left_s`: seconds until a clock ends it."""
     asked = {need.model: need for need in problem.needs if need.minimum or any(need.pins.values())}
     held = {option.model for option in problem.options if option.key in problem.fixed}
     # Nobody asks for replicas of the others; and one load level is enough to know whether a replica can be had.
@@ -163,40 +164,61 @@ def possible(problem: PlacementProblem) -> bool:
     ]
     if set(asked) - {option.model for option in options}:
         return False
+    options = _least_devices(options, problem.fixed)
     needs = tuple(need for need in problem.needs if need.model in asked or need.model in held)
     bare = replace(problem, needs=needs, options=tuple(options), current={})
     whole = Formulation(bare, range(len(options)), whole=True)
     try:
-        return whole.minimise("moves", seconds=SECONDS, seed=0) is not None  # of nothing: any placement will do
+        return whole.minimise("moves", seconds=SECONDS, seed=0, left_s=left_s) is not None  # of nothing: any will do
     except FabrictoolError:
         return True
 
 
-def conflict_of(rules: Constraints) -> list[Constraint]:
-    """An irreducible set of rules that cannot be kept together; none when all can."""
-    if possible(rules.with_only(rules.all)):
+def _least_devices(options: Sequence[Option], fixed: Container[OptionKey]) -> list[Option]:
+    """Without options that take more devices of a node than another one does that counts for the same rules."""
+    least: dict[object, Option] = {}
+    others = []
+    for option in options:
+        if option.others or option.pp > 1 or option.key in fixed:
+            others.append(option)
+            continue
+        known = least.setdefault((option.model, option.pool.key, option.phase), option)
+        if option.devices < known.devices:
+            least[option.model, option.pool.key, option.phase] = option
+    return [*least.values(), *others]
+
+
+def conflict_of(rules: Constraints, left_s: Callable[[], float] = never) -> list[Constraint]:
+    """A set of rules that cannot be kept together; none when all can. It is irreducible, unless the clock ended that:
+    then some of them may not be needed.
+    """
+    if possible(rules.with_only(rules.all), left_s):
         return []
 
     def kept(some: Sequence[Constraint]) -> bool:
-        return possible(rules.with_only(some))
+        return possible(rules.with_only(some), left_s)
 
-    return _irreducible(kept, [], [], rules.all)
+    return _irreducible(kept, [], [], rules.all, left_s)
 
 
+# Wide: what of the rules is settled, and what is not.
 def _irreducible(
     kept: Callable[[Sequence[Constraint]], bool],
     base: list[Constraint],
     added: list[Constraint],
     rest: list[Constraint],
+    left_s: Callable[[], float],
 ) -> list[Constraint]:
     """What of `rest` conflicts with `base`; `added` are those that base has just got."""
+    if left_s() <= 0.0:
+        return rest
     if added and not kept(base):
         return []
     if len(rest) == 1:
         return rest
     first, second = rest[: len(rest) // 2], rest[len(rest) // 2 :]
-    of_second = _irreducible(kept, [*base, *first], first, second)
-    of_first = _irreducible(kept, [*base, *of_second], of_second, first)
+    of_second = _irreducible(kept, [*base, *first], first, second, left_s)
+    of_first = _irreducible(kept, [*base, *of_second], of_second, first, left_s)
     return [*of_first, *of_second]
 
 

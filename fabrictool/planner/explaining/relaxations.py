@@ -14,6 +14,7 @@ from fabrictool.base.errors import FabrictoolError, Place
 from fabrictool.base.errors import Problem as Complaint
 from fabrictool.planner.explaining.conflict import SECONDS, Constraint, Constraints, conflict_of, possible, rules_of
 from fabrictool.planner.formulation import Formulation
+from fabrictool.planner.work import never
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from fabrictool.planner.problem import ModelNeed, Option, PlacementProblem, Pool, ResourceLimit
     from fabrictool.planner.situation import Situation
 
-MOST_HINTS = 8
-"""Relaxations that are told."""
+MOST_HINTS, MOST_RULES = 8, 12
+"""Relaxations, and rules of a conflict, that are told."""
 LOOSER = {
     "trust": ("{} on any provider", "remove `trust`, or name more providers"),
     "tier": ("{} on scavenger capacity as well", "tier: scavenger"),
@@ -47,14 +48,16 @@ class Relaxation:
     """That it takes beyond those that there are."""
 
 
-def relaxations(rules: Constraints, conflict: Sequence[Constraint]) -> list[Relaxation]:
+def relaxations(
+    rules: Constraints, conflict: Sequence[Constraint], left_s: Callable[[], float] = never
+) -> list[Relaxation]:
     """Each rule of the conflict, changed as little as is enough; several minima together when none alone is.
 
-    Those without further devices first, then the fewest.
+    Those without further devices first, then the fewest. What the clock leaves no time for is left out.
     """
-    enough = [relaxation for rule in conflict for relaxation in _alone(rules, rule)]
+    enough = [relaxation for rule in conflict if left_s() > 0.0 for relaxation in _alone(rules, rule)]
     enough.sort(key=lambda relaxation: relaxation.devices)
-    if not enough:
+    if not enough and left_s() > 0.0:
         together = _lowered(rules)
         enough = [together] if together is not None else []
     return enough
@@ -223,18 +226,31 @@ def _unreal(problem: PlacementProblem, model: str) -> Option | None:
     return replace(option, pool=pool, preference=1.0, tp=1, pp=1, phase="unified", others=(), elastic=None, shared=None)
 
 
-def explain_conflict(situation: Situation) -> list[Complaint]:
-    """FT2006 with the rules that conflict, and FT2007 with each of the least relaxations; none without a conflict."""
+def explain_conflict(situation: Situation, left_s: Callable[[], float] = never) -> list[Complaint]:
+    """FT2006 with the rules that conflict, and FT2007 with each of the least relaxations; none without a conflict, or
+    where `left_s` leaves no seconds to look for it.
+    """
+    if left_s() <= 0.0:
+        return []
     rules = rules_of(situation)
-    conflict = conflict_of(rules)
+    conflict = conflict_of(rules, left_s)
     if not conflict:
         return []
-    named = "; ".join(rule.words for rule in conflict)
-    also = tuple(Place(thing=rule.thing) for rule in conflict[1:])
+    late = left_s() <= 0.0
+    if late and len(conflict) > MOST_RULES:
+        message = "which rules conflict was not found out in time"
+        return [Complaint("FT2006", message, Place(), "give it more: --budget 2m", severity="warning")]
+    named = "; ".join(rule.words for rule in conflict[:MOST_RULES])
+    if len(conflict) > MOST_RULES:
+        named += f"; and {len(conflict) - MOST_RULES} more"
+    also = tuple(Place(thing=rule.thing) for rule in conflict[1:MOST_RULES])
     message = f"these cannot hold together: {named}" if len(conflict) > 1 else f"this cannot hold: {named}"
     hint = "relax any one of these"
+    if late:
+        message += " (there was no time to leave out what is not needed for that)"
+        hint = "`--budget 2m` leaves time to name just those that conflict, and what would be enough"
     complaints = [Complaint("FT2006", message, Place(thing=conflict[0].thing), hint, also=also)]
-    for relaxation in relaxations(rules, conflict)[:MOST_HINTS]:
+    for relaxation in relaxations(rules, conflict, left_s)[:MOST_HINTS]:
         place = Place(thing=relaxation.rules[0].thing)
         words = f"enough would be: {relaxation.words}"
         complaints.append(Complaint("FT2007", words, place, relaxation.hint, severity="warning"))
