@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from fabrictool.domain.plan import Forecast, Placement
     from fabrictool.planner.build import Tables
     from fabrictool.planner.judged import Again
-    from fabrictool.planner.loss_replay import PlayedLoss
+    from fabrictool.planner.played import Played, PlayedLoss
     from fabrictool.planner.problem import OptionKey, PlacementProblem, Solution, Solver
-    from fabrictool.planner.replay import Played
     from fabrictool.planner.situation import Situation
 
 BROKEN_RULE = "FT2903"

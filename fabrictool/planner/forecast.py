@@ -28,9 +28,8 @@ if TYPE_CHECKING:
     from fabrictool.domain.blueprint import Blueprint
     from fabrictool.domain.plan import Verdict
     from fabrictool.planner.build import Tables
-    from fabrictool.planner.loss_replay import PlayedLoss
+    from fabrictool.planner.played import Played, PlayedLoss
     from fabrictool.planner.problem import ModelNeed, Option, PlacementProblem, Solution
-    from fabrictool.planner.replay import Played
     from fabrictool.simulator.capacity import Factors, MeanWorkload
 
 PHASES: tuple[Phase, ...] = get_args(Phase)

@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from fabrictool.domain.plan import Forecast
-    from fabrictool.planner.loss_replay import PlayedLoss
+    from fabrictool.planner.played import Played, PlayedLoss
     from fabrictool.planner.problem import Kind, ModelNeed, Option, PlacementProblem, Solution
-    from fabrictool.planner.replay import Played
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ go on with. Where the tables leave nothing, or the model has no SLO, there is no
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fabrictool.domain.plan import Placement
 from fabrictool.planner.other_end import OtherEnd
+from fabrictool.planner.played import PlayedLoss
 from fabrictool.planner.problem import replica_key
 from fabrictool.planner.replay import MANY, replay
 from fabrictool.planner.survival import SIDES, after_loss, losses
@@ -23,18 +23,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.inventory import Inventory
     from fabrictool.domain.plan import ReplicaPlacement
     from fabrictool.planner.problem import ModelNeed, Option, OptionKey, PlacementProblem, PoolKey
-    from fabrictool.planner.replay import Played
     from fabrictool.planner.survival import Loss
-
-
-@dataclass(frozen=True, slots=True)
-class PlayedLoss:
-    """One model after its worst loss."""
-
-    loss: Loss
-    played: Played
-    rates: Mapping[OptionKey, float]
-    """Requests/s that each replica of a kind then has to take, about."""
 
 
 # Wide: what is placed where, with which loads, the seed of the replay, and of whom.

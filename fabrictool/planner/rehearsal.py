@@ -12,19 +12,20 @@ from importlib import import_module
 from threading import Thread
 from typing import TYPE_CHECKING
 
+from fabrictool.planner.assign import assign
+from fabrictool.planner.problem import Solution
 from fabrictool.planner.process_copy import ProcessCopy, may_copy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from multiprocessing.connection import Connection
     from typing import Self
 
     from fabrictool.domain.blueprint import Blueprint
     from fabrictool.domain.inventory import Inventory
     from fabrictool.domain.plan import Placement
-    from fabrictool.planner.loss_replay import PlayedLoss
+    from fabrictool.planner.played import Played, PlayedLoss
     from fabrictool.planner.problem import OptionKey, PlacementProblem
-    from fabrictool.planner.replay import Played
 
 MOST_OPTIONS = 5_000
 """Of a problem that is handed over: some 10 ms."""
@@ -73,7 +74,7 @@ class Rehearsal:
     def prepare(self, problem: PlacementProblem) -> None:
         """Load what will be needed, beside what comes meanwhile."""
         if len(problem.options) <= MOST_OPTIONS and may_copy():
-            self._begin()
+            self._begin(problem)
         else:
             Thread(target=import_module, args=[PLAYERS]).start()
 
@@ -97,7 +98,7 @@ class Rehearsal:
         )
         return Result(played, after)
 
-    def _begin(self) -> None:
+    def _begin(self, problem: PlacementProblem) -> None:
         from multiprocessing.connection import Pipe  # noqa: PLC0415 - --help must not pay for it
 
         ours, theirs = Pipe()
@@ -105,7 +106,8 @@ class Rehearsal:
 
         def answering() -> None:
             ours.close()
-            import_module(PLAYERS)
+            for asked in _least_asked(problem):
+                self._play(asked)  # what numba has compiled is read from the disk when it is first called
             while True:
                 theirs.send(self._play(theirs.recv()))
 
@@ -116,3 +118,13 @@ class Rehearsal:
             raise
         finally:
             theirs.close()
+
+
+def _least_asked(problem: PlacementProblem) -> Iterator[Asked]:
+    """One replica of the first model that has one, if any has."""
+    for i, option in enumerate(problem.options):
+        if option.phase == "unified" and option.levels:
+            rate = option.levels[0].rate
+            placement = assign(problem, Solution({i: 1}, {i: rate}, (), "", optimal=False), {})
+            yield Asked(problem, placement, {option.key: rate}, [option.model], [])
+            return

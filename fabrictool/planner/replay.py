@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fabrictool.base.canonical import tidy
@@ -17,6 +17,7 @@ from fabrictool.base.errors import InvalidInputError
 from fabrictool.base.units import Duration
 from fabrictool.domain.plan import Replay
 from fabrictool.planner.other_end import OtherEnd
+from fabrictool.planner.played import Played
 from fabrictool.planner.problem import replica_key
 from fabrictool.planner.targets import in_words
 from fabrictool.routing.policies import routing_policy, targets_of
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.inventory import Inventory
     from fabrictool.domain.plan import Placement, ReplicaPlacement
     from fabrictool.planner.problem import OptionKey
-    from fabrictool.simulator.estimates import Percentile, ShareEstimate
+    from fabrictool.simulator.estimates import ShareEstimate
     from fabrictool.simulator.slo import Criterion
     from fabrictool.simulator.steady import SteadyState
 
@@ -43,24 +44,6 @@ MANY = 12
 """Models from which on a copy of this process plays them from their other end: each takes some 20 ms."""
 FLEET = 8
 """Replicas of one model that are played together; more would only take longer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Played:
-    """What the replay of one model showed."""
-
-    figures: Replay
-    p95: Mapping[str, Percentile]
-    """By metric: its 95 % interval is what chance leaves open."""
-    full: bool
-    """False where it ended while the replicas still filled: what comes later is worse."""
-    misses: tuple[str, ...]
-    """SLO targets, in words; none without an SLO."""
-    undecided: tuple[str, ...]
-    """Where none is missed: SLO targets that are not shown to be met either, in words."""
-    short: Mapping[OptionKey, float]
-    """Of a model that misses: by how large a share of its requests each kind of replica falls short of the target; of
-    one that is undecided: by how much it may."""
 
 
 def replay(

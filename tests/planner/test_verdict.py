@@ -22,7 +22,8 @@ from fabrictool.planner.assign import assign
 from fabrictool.planner.build import build_problem
 from fabrictool.planner.judged import shortfall
 from fabrictool.planner.plan import PlanOptions, plan
-from fabrictool.planner.replay import Played, replay
+from fabrictool.planner.played import Played
+from fabrictool.planner.replay import replay
 from fabrictool.planner.solvers.appraisal import settled
 from fabrictool.planner.solvers.exact import ExactSolver
 from fabrictool.planner.weights import gateway_weights, planned_rates, weighted
