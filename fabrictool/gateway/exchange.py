@@ -436,7 +436,7 @@ class Exchange(AnswerListener):
                 return
         talk = self._request.conversation
         if target is None and talk is not None:
-            target = preferred(able, talk)
+            target = preferred(able, talk, self._request.group)
         self._go(target or policy.pick(able, self._request, now), now)
 
     def _go(self, target: RoutingTarget, now: float) -> None:

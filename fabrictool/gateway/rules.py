@@ -29,6 +29,8 @@ class RoutingRules:
     """Attempts after slow failures."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """By `weight_key`; what is not there has 1."""
+    group_weights: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """By `weight_key`, then consumer group; see `routing.dealing`."""
     attestation: Attestation = field(default_factory=NoAttestation)
     affinity: bool = False
     """Whether conversations stay with a replica (`routing.affinity`)."""
@@ -59,6 +61,7 @@ def routing_rules(
     retries: int,
     weights: Mapping[str, float] = MappingProxyType({}),
     visible: Mapping[str, Iterable[str]] = MappingProxyType({}),
+    group_weights: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
 ) -> RoutingRules:
     """Of a spec, or of a static list, in the words that these have."""
     trust = TrustPolicy(
@@ -66,4 +69,4 @@ def routing_rules(
         {model: frozenset(names) for model, names in model_providers.items()},
         {model: frozenset(names) for model, names in visible.items()},
     )
-    return RoutingRules(policy, trust, retries, weights)
+    return RoutingRules(policy, trust, retries, weights, group_weights)
