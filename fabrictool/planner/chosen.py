@@ -21,7 +21,7 @@ from fabrictool.planner.solvers.appraisal import settled
 from fabrictool.planner.solvers.exact import ExactSolver
 from fabrictool.planner.stages import clean, values_of
 from fabrictool.planner.verify import violations
-from fabrictool.planner.weights import planned_rates, weighted
+from fabrictool.planner.weights import planned_flows, planned_rates, weighted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -159,16 +159,17 @@ def _found(
         larger, standing_by = solution, {}
     needed = settled(problem, solution, options.seed) if standing_by else None
     solution = settled(problem, larger, options.seed)
-    placement = weighted(problem, solution, _placed(situation, problem, solution), situation.weights)
-    rates = planned_rates(problem, solution)
+    placed = _placed(situation, problem, solution)
+    placement = weighted(problem, solution, placed, situation.weights, situation.group_weights)
+    rates, flows = planned_rates(problem, solution), planned_flows(problem, solution)
     names = sorted(situation.blueprint.models)
     same = {} if former is None else {n: former.played[n] for n in names if _stays(n, placement, rates, former)}
     others = [name for name in names if name not in same]
-    played = same | replay(situation.blueprint, situation.inventory, placement, rates, options.seed, others)
+    played = same | replay(situation.blueprint, situation.inventory, placement, rates, options.seed, others, flows)
     known = {} if former is None else {name: former.after[name] for name in same if name in former.after}
     surviving = set(names) - known.keys()
     after = known | played_losses(
-        situation.blueprint, situation.inventory, problem, placement, rates, options.seed, surviving
+        situation.blueprint, situation.inventory, problem, placement, rates, options.seed, surviving, flows
     )
     return Chosen(
         situation, problem, tables, solution, placement, played, after, stopped, standing_by=standing_by, needed=needed

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from fabrictool.domain.plan import Placement
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from fabrictool.planner.problem import ModelNeed, Option, OptionKey, PlacementProblem, PoolKey
     from fabrictool.planner.replay import Played
     from fabrictool.planner.survival import Loss
+    from fabrictool.planner.weights import GroupRates
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,11 @@ def played_losses(
     rates: Mapping[OptionKey, float],
     seed: int,
     only: Container[str],
+    flows: GroupRates = MappingProxyType({}),
 ) -> dict[str, PlayedLoss]:
-    """By model, of those of `only` that are to survive something and have an SLO. `rates` as `replay` takes them."""
+    """By model, of those of `only` that are to survive something and have an SLO. `rates` and `flows` as `replay` takes
+    them.
+    """
     after: dict[str, PlayedLoss] = {}
     for need in problem.needs:
         if need.model not in only or need.survive is None or not need.rate or blueprint.models[need.model].slo is None:
@@ -58,7 +63,7 @@ def played_losses(
         then = _rates(need.rate, left, options)
         if loss is None or not then:
             continue
-        played = replay(blueprint, inventory, Placement(replicas=tuple(left)), rates, seed, [need.model])
+        played = replay(blueprint, inventory, Placement(replicas=tuple(left)), rates, seed, [need.model], flows)
         if need.model in played:
             after[need.model] = PlayedLoss(loss, played[need.model], then)
     return after
