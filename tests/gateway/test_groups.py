@@ -1,7 +1,9 @@
 """Weights by consumer group: from a gateway's spec and the mesh's records to the replica that is picked."""
 
 from collections import Counter
+from dataclasses import replace
 
+import aiohttp
 import msgspec
 import pytest
 
@@ -11,6 +13,7 @@ from fabrictool.gateway.run import _rules_of as rules_of
 from fabrictool.mesh.records import Lifecycle, NodeBody, ServiceBody
 from fabrictool.mesh.registry import Serving
 from fabrictool.routing.protocol import Unnamed
+from tests.gateway.conftest import Bed
 from tests.manual_clock import ManualClock
 
 
@@ -65,3 +68,33 @@ def test_what_a_plan_says_of_groups_deals_out_the_replicas_that_the_mesh_tells_o
     gateway.reload(rules_of(msgspec.structs.replace(read, group_weights=msgspec.UNSET)), None, {})
     assert dealt_out("others") == pytest.approx({"m/0": 0.4, "m/1": 0.2, "m/2": 0.4}, abs=0.01)
     assert updatable(read, msgspec.structs.replace(read, group_weights=msgspec.UNSET)), "none has to be started anew"
+
+
+@pytest.mark.parametrize("affinity", [False, True])
+@pytest.mark.asyncio
+async def test_each_replica_gets_what_was_planned_of_real_requests(affinity):
+    """Half of them only alpha may serve; everyone else's are planned for beta, and go to alpha when it fails."""
+    bed = await Bed().start("weighted")
+    bed.gateway.reload(replace(bed.gateway._rules, affinity=affinity), bed.gateway._keyring, {})
+
+    async def ask(http, key, number):
+        body = {"model": "m", "messages": [{"role": "user", "content": f"question {number}"}]}
+        async with http.post(
+            f"{bed.url}/v1/chat/completions", json=body, headers={"authorization": f"Bearer {key}"}
+        ) as answer:
+            return (await answer.json())["choices"][0]["message"]["content"]
+
+    async def dealt_out():
+        async with aiohttp.ClientSession() as http:
+            return Counter([await ask(http, key, n) for n in range(60) for key in (bed.KEY, bed.ALPHA_KEY)])
+
+    try:
+        before = await dealt_out()
+        assert before["from a"] > 80, "three quarters, where half was planned"
+        alpha, beta = bed.gateway.directory.of_model("m")
+        alpha.group_weights, beta.group_weights = {"alpha-only": 1.0, "everyone": 0.0}, {"everyone": 1.0}
+        assert await dealt_out() == {"from a": 60, "from b": 60}
+        bed.b.mode = "503"
+        assert await dealt_out() == {"from a": 120}
+    finally:
+        await bed.stop()
