@@ -13,6 +13,7 @@ from fabrictool.mesh.evidence import Attestation, NoAttestation
 from fabrictool.routing.admission import PRIORITIES, STANDARD, Priority
 from fabrictool.routing.candidates import TrustPolicy
 from fabrictool.routing.headroom import HeadroomPolicy
+from fabrictool.routing.policies import RandomPolicy, RoundRobinPolicy, WeightedPolicy
 from fabrictool.routing.protocol import RoutingPolicy  # noqa: TC001
 
 if TYPE_CHECKING:
@@ -48,6 +49,11 @@ class RoutingRules:
     def makes_room(self) -> HeadroomPolicy | None:
         """The policy, if it knows how long steps take: then streams may be moved for others."""
         return self.routing_policy if isinstance(self.routing_policy, HeadroomPolicy) else None
+
+    @property
+    def by_weight(self) -> bool:
+        """Whether the policy looks at no load: then conversations have their homes by weight, too."""
+        return isinstance(self.routing_policy, RandomPolicy | RoundRobinPolicy | WeightedPolicy)
 
     def priority_limit(self, tenant: str) -> int:
         return PRIORITIES.index(self.priorities[tenant]) if tenant in self.priorities else STANDARD

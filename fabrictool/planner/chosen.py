@@ -13,6 +13,7 @@ from fabrictool.planner.apart_search import searched_apart
 from fabrictool.planner.assign import assign
 from fabrictool.planner.fairness import FAIRNESS
 from fabrictool.planner.forecast import forecast
+from fabrictool.planner.group_flows import divided_demands
 from fabrictool.planner.hysteresis import steadied
 from fabrictool.planner.judged import ROUNDS, lessons, shortfall, taught, with_reasons
 from fabrictool.planner.node_spread import crowded
@@ -160,8 +161,9 @@ def _found(
     needed = settled(problem, solution, options.seed) if standing_by else None
     solution = settled(problem, larger, options.seed)
     placed = _placed(situation, problem, solution)
-    placement = weighted(problem, solution, placed, situation.weights, situation.group_weights)
-    rates, flows = planned_rates(problem, solution), planned_flows(problem, solution)
+    divided = divided_demands(problem, solution)
+    placement = weighted(problem, solution, placed, situation.weights, situation.group_weights, divided)
+    rates, flows = planned_rates(problem, solution), planned_flows(problem, solution, divided)
     names = sorted(situation.blueprint.models)
     same = {} if former is None else {n: former.played[n] for n in names if _stays(n, placement, rates, former)}
     others = [name for name in names if name not in same]

@@ -64,6 +64,12 @@ class _Room:
         return [(way, -1.0) for way in self.ways.values()]
 
 
+def divided_demands(problem: PlacementProblem, solution: Solution) -> dict[str, list[GroupFlow]]:
+    """`group_flows` by model, of those whose demand is divided."""
+    flows = {need.model: group_flows(problem, need, solution) for need in problem.needs}
+    return {model: its for model, its in flows.items() if its}
+
+
 def group_flows(problem: PlacementProblem, need: ModelNeed, solution: Solution) -> list[GroupFlow]:
     """Of each group with a part of the demand, and of all others together; none where it is not divided."""
     if not need.parts or not need.rate:

@@ -9,7 +9,7 @@ that the loads were planned for (`planner.group_flows`): 0 where none of it goes
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -18,10 +18,9 @@ import msgspec
 from fabrictool.domain.plan import Placement
 from fabrictool.domain.specs import weight_key
 from fabrictool.planner.consumers import may_use, providers_of
-from fabrictool.planner.group_flows import group_flows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from fabrictool.domain.plan import ReplicaPlacement
     from fabrictool.planner.group_flows import GroupFlow
@@ -36,6 +35,8 @@ NOTHING = 0.001
 
 GroupWeights = Mapping[str, Mapping[str, float]]
 """By `weight_key`, then consumer group."""
+Divided = Mapping[str, Sequence["GroupFlow"]]
+"""By model."""
 GroupRates = Mapping[str, Mapping[str, Mapping["OptionKey", float]]]
 """By model and consumer group: requests/s to each replica of an option."""
 
@@ -45,15 +46,14 @@ def planned_rates(problem: PlacementProblem, solution: Solution) -> dict[OptionK
     return {problem.options[i].key: solution.loads.get(i, 0.0) / count for i, count in solution.counts.items() if count}
 
 
-def planned_flows(problem: PlacementProblem, solution: Solution) -> GroupRates:
-    """Requests/s of each consumer group that the plan sends to each replica of an option; only of divided demands."""
+def planned_flows(problem: PlacementProblem, solution: Solution, divided: Divided) -> GroupRates:
+    """Requests/s of each consumer group that the plan sends to each replica of an option; `divided` as `weighted`."""
     return {
-        need.model: {
+        model: {
             flow.group.group: {problem.options[i].key: rate / solution.counts[i] for i, rate in flow.into.items()}
             for flow in flows
         }
-        for need in problem.needs
-        if (flows := group_flows(problem, need, solution))
+        for model, flows in divided.items()
     }
 
 
@@ -63,15 +63,15 @@ def weighted(
     placement: Placement,
     running: Mapping[str, float],
     running_groups: GroupWeights = MappingProxyType({}),
+    divided: Divided = MappingProxyType({}),
 ) -> Placement:
     """The placement with the weights that its gateway will have; `running` and `running_groups` are those that it has,
-    by `weight_key`.
+    by `weight_key`. `divided`: the flows of the solution, of models whose demand is divided.
     """
-    wanted, divided = _wanted(problem, solution), _wanted_by_group(problem, solution)
+    wanted = _wanted(problem, solution)
     weights = running if _about(running, wanted) else wanted
-    by_group = {
-        model: running_groups if _about_the_same(running_groups, its) else its for model, its in divided.items()
-    }
+    fresh = {model: _wanted_by_group(problem, model, solution, flows) for model, flows in divided.items()}
+    by_group = {model: running_groups if _about_the_same(running_groups, its) else its for model, its in fresh.items()}
     return Placement(
         replicas=tuple(
             msgspec.structs.replace(
@@ -132,19 +132,13 @@ def _wanted(problem: PlacementProblem, solution: Solution) -> dict[str, float]:
     return weights
 
 
-def _wanted_by_group(problem: PlacementProblem, solution: Solution) -> dict[str, GroupWeights]:
-    """By model whose demand is divided: of all kinds in use that a group may use, whether any of it goes there or not.
+def _wanted_by_group(
+    problem: PlacementProblem, model: str, solution: Solution, flows: Sequence[GroupFlow]
+) -> GroupWeights:
+    """Of all kinds in use that a group may use, whether any of it goes there or not.
 
     What the plan leaves idle takes as little of each group as it does of all.
     """
-    return {
-        need.model: _divided(problem, need.model, solution, flows)
-        for need in problem.needs
-        if (flows := group_flows(problem, need, solution))
-    }
-
-
-def _divided(problem: PlacementProblem, model: str, solution: Solution, flows: Sequence[GroupFlow]) -> GroupWeights:
     options = {i: problem.options[i] for i in problem.of(model) if solution.counts.get(i)}
     weights: dict[str, dict[str, float]] = {}
     for flow in flows:

@@ -3,10 +3,10 @@
 Nobody has to name a session. The key is who asks and what first distinguishes the conversation: the first message that
 is not the system's, for the system's is what all share. The replica is found by rendezvous hashing (Thaler and
 Ravishankar, 1998): the same at every gateway without a memory, and when a replica comes or goes only its own
-conversations move. Where the plan deals groups out apart, each replica is home to as many of a group's conversations as
-it has weight for it (weighted rendezvous). It is taken as long as its load is no more than `SLACK` requests, or a
-quarter, above the least loaded one (consistent hashing with bounded loads, Mirrokni et al., 2018): a conversation that
-all the world repeats spreads by itself.
+conversations move. Where requests are dealt out by a group's weights alone, each replica is home to as many of its
+conversations as it has weight (weighted rendezvous). It is taken as long as its load is no more than `SLACK` requests,
+or a quarter, above the least loaded one (consistent hashing with bounded loads, Mirrokni et al., 2018): a conversation
+that all the world repeats spreads by itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 from zlib import crc32
 
-from fabrictool.routing.dealing import part_of, weights_for
+from fabrictool.routing.dealing import weights_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,13 +45,12 @@ class Hashable(Protocol):
 H = TypeVar("H", bound=Hashable)
 
 
-def preferred(candidates: Sequence[H], conversation: int, group: str | None = None) -> H | None:
-    """The candidate that this conversation of a consumer `group` belongs to; None if it has too much to do, or is the
-    only one.
+def preferred(candidates: Sequence[H], conversation: int, part: str | None = None) -> H | None:
+    """The candidate that this conversation belongs to; None if it has too much to do, or is the only one. `part`: by
+    whose weights homes are dealt out, as `dealing.part_of` says; None: by nobody's.
     """
     if len(candidates) < 2:
         return None
-    part = part_of(candidates, group)
     if part is None:
         home = max(candidates, key=lambda candidate: (_mixed(crc32(candidate.key, conversation)), candidate.key))
     else:

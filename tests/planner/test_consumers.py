@@ -18,7 +18,7 @@ from fabrictool.domain.specs import GatewaySpec, weight_key
 from fabrictool.domain.state import State
 from fabrictool.planner.chosen import SearchOptions, best
 from fabrictool.planner.forecast import forecast
-from fabrictool.planner.group_flows import group_flows
+from fabrictool.planner.group_flows import divided_demands, group_flows
 from fabrictool.planner.group_service import services
 from fabrictool.planner.problem import ModelNeed, Transfer
 from fabrictool.planner.solvers.registry import SOLVERS
@@ -238,19 +238,20 @@ def test_the_plans_flows_are_the_weights_of_its_gateway(tmp_path):
 def test_weights_of_groups_that_are_about_right_change_no_gateway(tmp_path):
     shares = {"lab-a": Share(0.3), "lab-b": Share(0.3)}
     chosen, gateway = applied_groups(tmp_path, shares)
+    divided = divided_demands(chosen.problem, chosen.solution)
     near = {
         key: {group: weight * 0.9 if weight < 1 else 1.0 for group, weight in its.items()}
         for key, its in gateway.weights_by_group.items()
     }
     assert any(weight < 1 for its in near.values() for weight in its.values())
-    kept = weighted(chosen.problem, chosen.solution, chosen.placement, {}, near)
+    kept = weighted(chosen.problem, chosen.solution, chosen.placement, {}, near, divided)
     assert gateway_group_weights(kept.replicas, near) == near
     for change in (lambda weight: 0.0, lambda weight: 3.0 * weight):
         off = {
             key: {group: change(weight) if weight < 1 else 1.0 for group, weight in its.items()}
             for key, its in gateway.weights_by_group.items()
         }
-        mended = weighted(chosen.problem, chosen.solution, chosen.placement, {}, off)
+        mended = weighted(chosen.problem, chosen.solution, chosen.placement, {}, off, divided)
         assert gateway_group_weights(mended.replicas, off) == gateway.weights_by_group
 
 

@@ -7,6 +7,7 @@ from fabrictool.blueprint import load
 from fabrictool.domain.plan import Placement, ReplicaPlacement
 from fabrictool.planner import replay as replaying
 from fabrictool.planner.chosen import SearchOptions, best
+from fabrictool.planner.group_flows import divided_demands
 from fabrictool.planner.replay import FLEET, replay
 from fabrictool.planner.situation import Situation
 from fabrictool.planner.weights import planned_flows, planned_rates
@@ -142,7 +143,9 @@ def test_the_verdict_is_of_what_routing_does_with_each_group(tmp_path):
     plain = Placement(
         replicas=tuple(msgspec.structs.replace(its, group_weights={}) for its in chosen.placement.replicas)
     )
-    rates, flows = planned_rates(chosen.problem, chosen.solution), planned_flows(chosen.problem, chosen.solution)
+    problem, solution = chosen.problem, chosen.solution
+    rates = planned_rates(problem, solution)
+    flows = planned_flows(problem, solution, divided_demands(problem, solution))
     by_one = replay(there.blueprint, there.inventory, plain, rates, 0, flows=flows)["chat"]
     assert by_one.misses
     assert by_one.figures.attainment < 0.8
