@@ -162,7 +162,7 @@ def _groups(
             group=service.flow.group.group,
             share=tidy(service.flow.group.share),
             served=tidy(service.flow.served),
-            sent={" and ".join(sorted(place)): tidy(share) for place, share in service.flow.sent.items()},
+            sent={" and ".join(sorted(place)): float(f"{part:.4g}") for place, part in service.flow.sent.items()},
             replicas=service.replicas,
             left=service.left,
         )
