@@ -27,7 +27,8 @@ COMPILED = (
     "gateway/rooms.py", "gateway/rules.py", "gateway/segments.py", "gateway/spool.py", "gateway/upstream.py",
     "gateway/usage.py", "gateway/waking.py",
     "routing/admission.py", "routing/affinity.py", "routing/allowances.py", "routing/candidates.py",
-    "routing/ejection.py", "routing/policies.py", "routing/requirements.py", "routing/retry_budget.py",
+    "routing/dealing.py", "routing/ejection.py", "routing/policies.py", "routing/requirements.py",
+    "routing/retry_budget.py",
     "workload/prefixes.py",
 )  # fmt: skip
 GROUP = "fabrictool.gateway.compiled"

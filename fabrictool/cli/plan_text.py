@@ -17,7 +17,7 @@ from fabrictool.planner.stages import NOUNS
 from fabrictool.state.planfile import plan_document
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from fabrictool.cli.fabric_answers import PolicyRow
     from fabrictool.domain.observed import Observed
@@ -296,6 +296,7 @@ def group_lines(model: ModelForecast, *, lacking: bool = False) -> list[str]:
     for group in () if isinstance(model.groups, msgspec.UnsetType) else model.groups:
         who = f"group {group.group}" if group.group else "everybody else"
         got = "all served" if group.served >= 1 else f"only {share_text(group.served)} of that served"
+        got += f", {_dealt_out(group.sent)}" if group.sent else ""
         few = "" if group.replicas == model.replicas else f"of {model.replicas} "
         may = f"{group.replicas} {few}replica{'s'[: model.replicas != 1]} may answer"
         kind = None if model.survival is None else model.survival.loss
@@ -305,6 +306,12 @@ def group_lines(model: ModelForecast, *, lacking: bool = False) -> list[str]:
             mark = "▲ " if lacks and not lacking else ""
             lines.append(f"{mark}{model.model} for {who} ({group.share * 100:.3g}%): {got}; {may}{lost}")
     return lines
+
+
+def _dealt_out(sent: Mapping[str, float]) -> str:
+    """``by south``, or ``70% by south, 30% by north``: most of it first."""
+    ordered = sorted(sent.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{share * 100:.3g}% by {place}" if len(sent) > 1 else f"by {place}" for place, share in ordered)
 
 
 def loss_lines(model: ModelForecast) -> list[str]:

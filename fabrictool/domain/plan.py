@@ -64,6 +64,10 @@ class ReplicaPlacement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     """All stages, where they are not alike; else empty."""
     weight: float = 1.0
     """Its share of the model's traffic under equal load, beside the model's other replicas'."""
+    group_weights: dict[str, float] = {}
+    """Consumer group, "" for all that the demand does not name → that share of the group's requests. Not written where
+    the demand is not divided.
+    """
     variant: str = ""
     """Which of its model's variants; "": there is no choice."""
 
@@ -193,6 +197,8 @@ class GroupForecast(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """That may answer the group."""
     left: int | None = None
     """Of these, after the worst of the losses that the model is to survive; None: it is to survive none."""
+    sent: dict[str, float] = {}
+    """Provider, or both of a pair as ``A and B`` → share of what is served. Not written by earlier releases."""
 
 
 class VariantForecast(msgspec.Struct, frozen=True):

@@ -400,6 +400,9 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
     """Model → providers that may serve it at all; absent: any."""
     weights: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
     """`weight_key` → share of traffic under equal load; what is not named has 1. Not written where all are alike."""
+    group_weights: dict[str, dict[str, float]] | msgspec.UnsetType = msgspec.UNSET
+    """`weight_key` → consumer group, "" for all that are not named → that share of the group's requests. Not written
+    where no model's demand is divided; gateways of earlier releases overlook it and go by `weights`."""
     admission: bool | msgspec.UnsetType = msgspec.UNSET
     """Whether requests wait in the gateway while all replicas are full; not written where they do."""
     priorities: dict[str, Literal["interactive", "standard", "batch"]] | msgspec.UnsetType = msgspec.UNSET
@@ -521,6 +524,10 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True, tag="gateway", tag_
         return {} if isinstance(self.weights, msgspec.UnsetType) else self.weights
 
     @property
+    def weights_by_group(self) -> dict[str, dict[str, float]]:
+        return {} if isinstance(self.group_weights, msgspec.UnsetType) else self.group_weights
+
+    @property
     def tenant_priorities(self) -> dict[str, Literal["interactive", "standard", "batch"]]:
         return {} if isinstance(self.priorities, msgspec.UnsetType) else self.priorities
 
@@ -589,7 +596,8 @@ def as_assigned(spec: AgentSpec) -> AgentSpec:
 
 
 IN_PLACE = (
-    "policy", "retries", "groups", "tenants", "keys", "model_providers", "weights", "revocations", "replicas",
+    "policy", "retries", "groups", "tenants", "keys", "model_providers", "weights", "group_weights", "revocations",
+    "replicas",
     "after_reboot", "bootstrap", "builds", "affinity", "slos", "admission",
     "priorities", "terms", "model_limits", "labels", "aliases", "model_groups", "wakes", "cache_octets", "bases",
     "patience",

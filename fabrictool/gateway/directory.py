@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from fabrictool.domain.specs import Pairing, Phase, label_key, weight_key
 from fabrictool.gateway.upstream import Connector, TunnelConnector
 from fabrictool.routing.candidates import TrustPolicy, entitled
+from fabrictool.routing.dealing import UNDIVIDED
 from fabrictool.routing.ejection import Ejection
 from fabrictool.routing.requirements import ANYTHING, Requirements
 
@@ -53,9 +54,9 @@ class RoutingTarget:
 
     __slots__ = (
         "by_priority", "connector", "context", "declared_slots", "device", "ejection", "engine", "failures", "foreign",
-        "in_flight", "introduction", "key", "kv_use", "labelled_as", "labels", "meets_at", "model", "pairing", "phase",
-        "precision", "provider", "replica", "requests", "running", "shares", "site", "slots", "steps", "tpot_s",
-        "ttft_s", "waiting", "weighed_as", "weight",
+        "group_weights", "in_flight", "introduction", "key", "kv_use", "labelled_as", "labels", "meets_at", "model",
+        "pairing", "phase", "precision", "provider", "replica", "requests", "running", "shares", "site", "slots",
+        "steps", "tpot_s", "ttft_s", "waiting", "weighed_as", "weight",
     )  # fmt: skip
 
     # Wide: all that is known of a replica.
@@ -95,6 +96,7 @@ class RoutingTarget:
         """Headers of its answers that say whose they are."""
         self.context = context
         self.weight = weight
+        self.group_weights: Mapping[str, float] = UNDIVIDED
         self.weighed_as = weighed_as
         """Its `weight_key` without a variant; "" of one whose weight its list says."""
         self.device = device
@@ -178,17 +180,16 @@ def meeting_place(told: str) -> tuple[str, int] | None:
     return (f"[{address}]" if address.version == 6 else str(address)), int(port)
 
 
-def _weight_of(target: RoutingTarget, weights: Mapping[str, float]) -> float:
-    """As one of its model's variants, where the plan tells these apart."""
-    return weights.get(f"{target.weighed_as} {target.engine} {target.precision}", weights.get(target.weighed_as, 1.0))
-
-
 class Directory:
     """All targets, by model."""
 
-    def __init__(self, weights: Mapping[str, float] = MappingProxyType({})) -> None:
-        """`weights` by `weight_key`; what is not there has 1."""
-        self.weights = weights
+    def __init__(
+        self,
+        weights: Mapping[str, float] = MappingProxyType({}),
+        group_weights: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
+    ) -> None:
+        """Both by `weight_key`: of what is not there `weights` are 1, and `group_weights` say nothing."""
+        self.weights, self.group_weights = weights, group_weights
         self.labels: Mapping[str, tuple[str, ...]] = {}
         """By `label_key`; see `label`."""
         self._targets: dict[bytes, RoutingTarget] = {}
@@ -302,13 +303,21 @@ class Directory:
         for target in self._targets.values():
             self._put(target)
 
-    def weigh(self, weights: Mapping[str, float]) -> None:
+    def weigh(
+        self, weights: Mapping[str, float], group_weights: Mapping[str, Mapping[str, float]] = MappingProxyType({})
+    ) -> None:
         """Deal out by other weights from now on."""
-        self.weights = weights
+        self.weights, self.group_weights = weights, group_weights
         self._changed()  # the rules are others, too
         for target in self._targets.values():
             if target.weighed_as:
-                target.weight = _weight_of(target, weights)
+                self._weigh(target)
+
+    def _weigh(self, target: RoutingTarget) -> None:
+        """As one of its model's variants, where the plan tells these apart."""
+        kind, variant = target.weighed_as, f"{target.weighed_as} {target.engine} {target.precision}"
+        target.weight = self.weights.get(variant, self.weights.get(kind, 1.0))
+        target.group_weights = self.group_weights.get(variant, self.group_weights.get(kind, UNDIVIDED))
 
     def label(self, labels: Mapping[str, tuple[str, ...]]) -> None:
         """What requests may ask for of nodes, from now on."""
@@ -413,7 +422,7 @@ class Directory:
             declared_slots=service.max_num_seqs,
             session=service.session.hex()[:8],
         )
-        target.weight = _weight_of(target, self.weights)
+        self._weigh(target)
         return target
 
     def report(self, session: bytes, load: Load) -> None:

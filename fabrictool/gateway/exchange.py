@@ -38,6 +38,7 @@ from fabrictool.mesh.framing import LEFT_HEADER
 from fabrictool.routing.admission import Waiter, with_room
 from fabrictool.routing.affinity import preferred
 from fabrictool.routing.candidates import ready
+from fabrictool.routing.dealing import part_of
 from fabrictool.routing.ejection import available
 from fabrictool.routing.making_room import MOST_MOVES, RunningStream
 from fabrictool.routing.protocol import LOST, PASSED_OVER, RequestOutcome
@@ -436,7 +437,7 @@ class Exchange(AnswerListener):
                 return
         talk = self._request.conversation
         if target is None and talk is not None:
-            target = preferred(able, talk)
+            target = preferred(able, talk, part_of(able, self._request.group) if self._rules.by_weight else None)
         self._go(target or policy.pick(able, self._request, now), now)
 
     def _go(self, target: RoutingTarget, now: float) -> None:

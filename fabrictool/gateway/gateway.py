@@ -108,7 +108,7 @@ class GatewayServer(Handler):
         self._keyring = keyring
         self.accounts = KeyAccounts(clock, fabric)
         self.know_keys()
-        self.directory = Directory(rules.weights)
+        self.directory = Directory(rules.weights, rules.group_weights)
         self.directory.replace(targets)
         self._metrics = GatewayMetrics()
         self._metrics.watch(self.directory)
@@ -186,7 +186,7 @@ class GatewayServer(Handler):
         self.know_keys()
         self.accounts.limit_models(limits)
         self._metrics.patience.declare(rules.patience)
-        self.directory.weigh(rules.weights)
+        self.directory.weigh(rules.weights, rules.group_weights)
         self.follower.follow_all()
 
     def issue_keys(self, issued: IssuedKeys, *owners: PathOwner) -> None:

@@ -13,6 +13,7 @@ from fabrictool.mesh.evidence import Attestation, NoAttestation
 from fabrictool.routing.admission import PRIORITIES, STANDARD, Priority
 from fabrictool.routing.candidates import TrustPolicy
 from fabrictool.routing.headroom import HeadroomPolicy
+from fabrictool.routing.policies import RandomPolicy, RoundRobinPolicy, WeightedPolicy
 from fabrictool.routing.protocol import RoutingPolicy  # noqa: TC001
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ class RoutingRules:
     """Attempts after slow failures."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """By `weight_key`; what is not there has 1."""
+    group_weights: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """By `weight_key`, then consumer group; see `routing.dealing`."""
     attestation: Attestation = field(default_factory=NoAttestation)
     affinity: bool = False
     """Whether conversations stay with a replica (`routing.affinity`)."""
@@ -47,6 +50,11 @@ class RoutingRules:
         """The policy, if it knows how long steps take: then streams may be moved for others."""
         return self.routing_policy if isinstance(self.routing_policy, HeadroomPolicy) else None
 
+    @property
+    def by_weight(self) -> bool:
+        """Whether the policy looks at no load: then conversations have their homes by weight, too."""
+        return isinstance(self.routing_policy, RandomPolicy | RoundRobinPolicy | WeightedPolicy)
+
     def priority_limit(self, tenant: str) -> int:
         return PRIORITIES.index(self.priorities[tenant]) if tenant in self.priorities else STANDARD
 
@@ -59,6 +67,7 @@ def routing_rules(
     retries: int,
     weights: Mapping[str, float] = MappingProxyType({}),
     visible: Mapping[str, Iterable[str]] = MappingProxyType({}),
+    group_weights: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
 ) -> RoutingRules:
     """Of a spec, or of a static list, in the words that these have."""
     trust = TrustPolicy(
@@ -66,4 +75,4 @@ def routing_rules(
         {model: frozenset(names) for model, names in model_providers.items()},
         {model: frozenset(names) for model, names in visible.items()},
     )
-    return RoutingRules(policy, trust, retries, weights)
+    return RoutingRules(policy, trust, retries, weights, group_weights)

@@ -230,7 +230,15 @@ def _rules_of(
     """`policy` is that of `former`, and goes on with what it has learned, where the two agree."""
     if policy is None or former is None or (spec.policy, spec.slos) != (former.policy, former.slos):
         policy = routing_policy(spec.policy, random.Random(), targets_of(spec.latency_targets), _log.warning)
-    rules = routing_rules(policy, spec.groups, spec.model_providers, spec.retries, spec.routing_weights, spec.visible)
+    rules = routing_rules(
+        policy,
+        spec.groups,
+        spec.model_providers,
+        spec.retries,
+        spec.routing_weights,
+        spec.visible,
+        spec.weights_by_group,
+    )
     rules = replace(
         rules,
         affinity=spec.affinity is not False,

@@ -17,9 +17,9 @@ from fabrictool.planner.columns import Columns
 from fabrictool.planner.limits import beside, limits_of
 from fabrictool.planner.lost_together import keeps_apart, may_share_a_node
 from fabrictool.planner.other_end import OtherEnd
-from fabrictool.planner.problem import GroupDemand, ModelNeed, Option, PlacementProblem, Pool, unit_key
+from fabrictool.planner.problem import ModelNeed, Option, PlacementProblem, Pool, unit_key
 from fabrictool.planner.variants import VariantColumns
-from fabrictool.simulator.demanded import demand_of
+from fabrictool.simulator.demanded import demand_of, parts_of
 from fabrictool.simulator.network import hop
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def build_problem(
             mine = [option for option in everywhere if option.pool.key not in unseen_pools or option.key in there]
             options += mine
             need = _need(name, wanted, demands[name], mine, there, unknown)
-            groups, parts = _groups(blueprint, wanted), _parts(blueprint, wanted)
+            groups, parts = _groups(blueprint, wanted), parts_of(blueprint, wanted)
             needs.append(replace(need, survive=wanted.survive, groups=groups, parts=parts))
     options.sort(key=lambda option: option.key)
     known = {option.key for option in options}
@@ -250,17 +250,6 @@ def _groups(blueprint: Blueprint, wanted: Model) -> tuple[frozenset[str], ...]:
         if wanted.groups is None or name in wanted.groups
     }
     return tuple(sorted(asking, key=sorted))
-
-
-def _parts(blueprint: Blueprint, wanted: Model) -> tuple[GroupDemand, ...]:
-    """The demand by group, with a last part for what is left of it; none where the blueprint does not divide it."""
-    shares = {} if wanted.demand is None or wanted.demand.groups is None else wanted.demand.groups
-    named = [
-        GroupDemand(name, float(share), frozenset(blueprint.trust.groups[name].allow))
-        for name, share in sorted(shares.items())
-    ]
-    rest = tidy(1.0 - sum(part.share for part in named))
-    return (*named, GroupDemand("", rest)) if named and rest > 0.0 else tuple(named)
 
 
 def waiting(

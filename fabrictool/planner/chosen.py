@@ -13,6 +13,7 @@ from fabrictool.planner.apart_search import searched_apart
 from fabrictool.planner.assign import assign
 from fabrictool.planner.fairness import FAIRNESS
 from fabrictool.planner.forecast import forecast
+from fabrictool.planner.group_flows import divided_demands
 from fabrictool.planner.hysteresis import steadied
 from fabrictool.planner.judged import ROUNDS, lessons, shortfall, taught, with_reasons
 from fabrictool.planner.node_spread import crowded
@@ -22,7 +23,7 @@ from fabrictool.planner.solvers.appraisal import settled
 from fabrictool.planner.solvers.exact import ExactSolver
 from fabrictool.planner.stages import clean, values_of
 from fabrictool.planner.verify import violations
-from fabrictool.planner.weights import planned_rates, weighted
+from fabrictool.planner.weights import planned_flows, planned_rates, weighted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -168,14 +169,16 @@ def _found(
         larger, standing_by = solution, {}
     needed = settled(problem, solution, options.seed) if standing_by else None
     solution = settled(problem, larger, options.seed)
-    placement = weighted(problem, solution, _placed(situation, problem, solution), situation.weights)
-    rates = planned_rates(problem, solution)
+    placed = _placed(situation, problem, solution)
+    divided = divided_demands(problem, solution)
+    placement = weighted(problem, solution, placed, situation.weights, situation.group_weights, divided)
+    rates, flows = planned_rates(problem, solution), planned_flows(problem, solution, divided)
     names = sorted(situation.blueprint.models)
     same = {} if former is None else {n: former.played[n] for n in names if _stays(n, placement, rates, former)}
     others = [name for name in names if name not in same]
     known = {} if former is None else {name: former.after[name] for name in same if name in former.after}
     surviving = [name for name in names if name not in known]
-    result = rehearsal.play(Asked(problem, placement, rates, others, surviving))
+    result = rehearsal.play(Asked(problem, placement, rates, others, surviving, flows))
     played, after = same | result.played, known | result.after
     return Chosen(
         situation, problem, tables, solution, placement, played, after, stopped, standing_by=standing_by, needed=needed

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from fabrictool.planner.problem import GroupDemand, ModelNeed, Option
+    from fabrictool.planner.problem import ModelNeed, Option
     from fabrictool.planner.program import Program, Terms
+    from fabrictool.simulator.demanded import GroupDemand
 
 Providers = frozenset[str]
 

@@ -159,9 +159,10 @@ def _groups(
 ) -> tuple[GroupForecast, ...] | msgspec.UnsetType:
     told = tuple(
         GroupForecast(
-            group=service.group.group,
-            share=tidy(service.group.share),
-            served=tidy(service.served),
+            group=service.flow.group.group,
+            share=tidy(service.flow.group.share),
+            served=tidy(service.flow.served),
+            sent={" and ".join(sorted(place)): float(f"{part:.4g}") for place, part in service.flow.sent.items()},
             replicas=service.replicas,
             left=service.left,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ipaddress import ip_address
 from itertools import combinations
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.blueprint import Blueprint, Budget, Gateway, Model, Tenant
     from fabrictool.domain.evidence import Evidence
     from fabrictool.domain.inventory import Inventory
+    from fabrictool.planner.weights import GroupWeights
 
 EVERYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, never bound
 UNAWARE = frozenset(ROUTING_POLICIES) - {"slo-headroom", "slo-packing"}
@@ -58,6 +60,7 @@ def running_gateways(evidence: Evidence) -> dict[str, GatewaySpec]:
     return {spec.name: spec for spec in specs if isinstance(spec, GatewaySpec)}
 
 
+# Wide: what they are told beside the files.
 def wanted_gateways(
     blueprint: Blueprint,
     inventory: Inventory,
@@ -65,6 +68,7 @@ def wanted_gateways(
     weights: Mapping[str, float],
     replicas: Iterable[str] = (),
     renewed: Container[str] = (),
+    group_weights: GroupWeights = MappingProxyType({}),
 ) -> list[GatewaySpec]:
     """All gateways of the blueprint, by name; those at `renewed` addresses are replaced though they are as wanted.
     `replicas` are the planned ones, ``MODEL/NUMBER``.
@@ -76,7 +80,7 @@ def wanted_gateways(
     wanted, planned = {}, _by_model(replicas)
     for name, gateway in blueprint.every_gateway.items():
         theirs = keys if keys is not None else running[name].keys if name in running else usual
-        spec = _spec(blueprint, inventory, name, gateway, theirs, weights, planned, evidence.revocations)
+        spec = _spec(blueprint, inventory, name, gateway, theirs, weights, group_weights, planned, evidence.revocations)
         wanted[name] = spec if gateway.listen is not None else _hub(spec)
     kept = {
         name: running[name]
@@ -102,6 +106,7 @@ def _spec(
     gateway: Gateway,
     keys: str,
     weights: Mapping[str, float],
+    group_weights: GroupWeights,
     planned: dict[str, tuple[int, ...]],
     revocations: tuple[str, ...],
 ) -> GatewaySpec:
@@ -132,6 +137,7 @@ def _spec(
             name: tuple(sorted(its.trust)) for name, its in _with_adapters(blueprint) if its.trust is not None
         },
         weights=dict(sorted(weights.items())) or msgspec.UNSET,
+        group_weights={kind: dict(its) for kind, its in sorted(group_weights.items())} or msgspec.UNSET,
         revocations=revocations or msgspec.UNSET,
         advertise=gateway.advertise or msgspec.UNSET,
         replicas=planned or msgspec.UNSET,

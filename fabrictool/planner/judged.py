@@ -147,7 +147,7 @@ def _why(problem: PlacementProblem, solution: Solution, need: ModelNeed, again: 
         return "no partition can hold a replica"
     if count >= need.maximum:
         return f"replicas.max is {need.maximum}, and so many are placed"
-    lacking = [its.group for its in services(problem, need, solution) if its.served < 1.0]
+    lacking = [its.flow.group for its in services(problem, need, solution) if its.flow.served < 1.0]
     if lacking:
         mine = [option for option in mine if any(may_use(group, providers_of(option)) for group in lacking)]
     if not mine:

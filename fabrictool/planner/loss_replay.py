@@ -7,6 +7,7 @@ go on with. Where the tables leave nothing, or the model has no SLO, there is no
 from __future__ import annotations
 
 import math
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from fabrictool.domain.plan import Placement
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.plan import ReplicaPlacement
     from fabrictool.planner.problem import ModelNeed, Option, OptionKey, PlacementProblem, PoolKey
     from fabrictool.planner.survival import Loss
+    from fabrictool.planner.weights import GroupRates
 
 
 # Wide: what is placed where, with which loads, the seed of the replay, and of whom.
@@ -35,8 +37,11 @@ def played_losses(
     rates: Mapping[OptionKey, float],
     seed: int,
     only: Container[str],
+    flows: GroupRates = MappingProxyType({}),
 ) -> dict[str, PlayedLoss]:
-    """By model, of those of `only` that are to survive something and have an SLO. `rates` as `replay` takes them."""
+    """By model, of those of `only` that are to survive something and have an SLO. `rates` and `flows` as `replay` takes
+    them.
+    """
     needs = [
         need
         for need in problem.needs
@@ -54,7 +59,7 @@ def played_losses(
         then = _rates(need.rate, left, options)
         if loss is None or not then:
             return None
-        played = replay(blueprint, inventory, Placement(replicas=tuple(left)), rates, seed, [need.model])
+        played = replay(blueprint, inventory, Placement(replicas=tuple(left)), rates, seed, [need.model], flows)
         return PlayedLoss(loss, played[need.model], then) if need.model in played else None
 
     with OtherEnd(needs, play, wanted=len(needs) >= MANY) as other_end:

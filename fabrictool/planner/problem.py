@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.plan import ReplicaPlacement
     from fabrictool.domain.specs import Phase
     from fabrictool.simulator.capacity import ReplicaFigures
+    from fabrictool.simulator.demanded import GroupDemand
     from fabrictool.simulator.elastic import Elastic
     from fabrictool.simulator.physics import PeakUse
     from fabrictool.simulator.shared import Shared
@@ -314,17 +315,6 @@ class ResourceLimit:
     def words(self) -> str:
         """Such as ``64 devices of provider north``."""
         return f"{self.text(self.most)} of {self.whose or 'the whole fabric'}"
-
-
-@dataclass(frozen=True, slots=True)
-class GroupDemand:
-    """A consumer group's part of a model's demand."""
-
-    group: str
-    """"": of all for whom the blueprint names no part."""
-    share: float
-    allowed: frozenset[str] | None = None
-    """Providers that may serve it; None: any of those that may serve the model."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ small fabric that is much of what a search takes; of a large one a placement is 
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from threading import Thread
 from typing import TYPE_CHECKING
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.plan import Placement
     from fabrictool.planner.played import Played, PlayedLoss
     from fabrictool.planner.problem import OptionKey, PlacementProblem
+    from fabrictool.planner.weights import GroupRates
 
 MOST_OPTIONS = 5_000
 """Of a problem that is handed over: some 10 ms."""
@@ -43,6 +44,8 @@ class Asked:
     models: Sequence[str]
     surviving: Sequence[str]
     """Models that are played after their worst loss, too, where they are to survive any."""
+    flows: GroupRates = field(default_factory=dict)
+    """As `rates`, by model and consumer group, of models whose demand is divided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +95,9 @@ class Rehearsal:
         from fabrictool.planner.replay import replay  # noqa: PLC0415 - see above
 
         blueprint, inventory = self._blueprint, self._inventory
-        played = replay(blueprint, inventory, asked.placement, asked.rates, self._seed, asked.models)
+        played = replay(blueprint, inventory, asked.placement, asked.rates, self._seed, asked.models, asked.flows)
         after = played_losses(
-            blueprint, inventory, asked.problem, asked.placement, asked.rates, self._seed, asked.surviving
+            blueprint, inventory, asked.problem, asked.placement, asked.rates, self._seed, asked.surviving, asked.flows
         )
         return Result(played, after)
 

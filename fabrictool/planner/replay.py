@@ -10,6 +10,7 @@ import math
 import random
 from collections import defaultdict
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from fabrictool.base.canonical import tidy
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.inventory import Inventory
     from fabrictool.domain.plan import Placement, ReplicaPlacement
     from fabrictool.planner.problem import OptionKey
+    from fabrictool.planner.weights import GroupRates
     from fabrictool.simulator.estimates import ShareEstimate
     from fabrictool.simulator.slo import Criterion
     from fabrictool.simulator.steady import SteadyState
@@ -46,6 +48,7 @@ FLEET = 8
 """Replicas of one model that are played together; more would only take longer."""
 
 
+# Wide: what is placed where, with which loads, the seed, and of whom.
 def replay(
     blueprint: Blueprint,
     inventory: Inventory,
@@ -53,9 +56,12 @@ def replay(
     rates: Mapping[OptionKey, float],
     seed: int,
     only: Iterable[str] | None = None,
+    flows: GroupRates = MappingProxyType({}),
 ) -> dict[str, Played]:
     """By model; without those that have no demand or no replica that may serve it, and those with companions, whose
-    columns are played. `rates` are of one replica each.
+    columns are played. `rates` are of one replica each, `flows` the same by consumer group.
+
+    Requests of groups are drawn by their shares; those that nobody may serve are no load, and do not count.
     """
     there = [
         replica
@@ -68,10 +74,20 @@ def replay(
     targets = targets_of(blueprint.latency_targets)
 
     def play(name: str) -> Played | None:
-        mine, share = _fewer([replica for replica in there if replica.model == name], rates)
+        every = [replica for replica in there if replica.model == name]
+        mine, share = _fewer(every, rates)
         try:
             simulation = of_model(name, blueprint, inventory, mine, [], share)
-            simulation = replace(simulation, rate=simulation.rate * share, cv=cv_of_part(simulation.cv, share))
+            if simulation.parts:
+                whole, theirs = simulation.played, flows.get(name, {})
+                parts = [
+                    replace(p, share=p.share * _part(mine, every, theirs.get(p.group, rates), share))
+                    for p in simulation.parts
+                ]
+                simulation = replace(simulation, parts=tuple(parts))
+                share = simulation.played / whole
+            else:
+                simulation = replace(simulation, rate=simulation.rate * share, cv=cv_of_part(simulation.cv, share))
             slo = blueprint.models[name].slo
             factors = spared(slo, [forecast_bands(calibration) for calibration in simulation.calibrations])
             wanted = tightened(criteria(slo), factors)
@@ -103,12 +119,21 @@ def _fewer(
         kinds[replica_key(replica)].append(replica)
     part = min(1.0, FLEET / len(replicas))
     chosen = [replica for alike in kinds.values() for replica in alike[: max(1, round(part * len(alike)))]]
+    return chosen, _part(chosen, replicas, rates, len(chosen) / len(replicas))
 
-    def taken(some: Iterable[ReplicaPlacement]) -> float:
-        return sum(rates.get(replica_key(replica), 0.0) for replica in some if replica.phase != "decode")
 
-    every = taken(replicas)
-    return chosen, taken(chosen) / every if every > 0 else len(chosen) / len(replicas)
+def _part(
+    some: Iterable[ReplicaPlacement],
+    every: Iterable[ReplicaPlacement],
+    rates: Mapping[OptionKey, float],
+    otherwise: float,
+) -> float:
+    """Share of what all take by `rates` that some of them take; `otherwise` where that is nothing."""
+    mine, whole = (
+        sum(rates.get(replica_key(replica), 0.0) for replica in those if replica.phase != "decode")
+        for those in (some, every)
+    )
+    return mine / whole if whole > 0 else otherwise
 
 
 def _played(

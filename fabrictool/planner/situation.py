@@ -12,7 +12,7 @@ from fabrictool.planner.build import build_problem
 from fabrictool.planner.joined import as_there
 from fabrictool.planner.judged import taught
 from fabrictool.planner.problem import unit_key
-from fabrictool.planner.units import running_weights
+from fabrictool.planner.units import running_group_weights, running_weights
 from fabrictool.planner.variants import remembered_variant, running_variant
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fabrictool.planner.build import Tables
     from fabrictool.planner.judged import Lesson
     from fabrictool.planner.problem import OptionKey, PlacementProblem
+    from fabrictool.planner.weights import GroupWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,8 @@ class Situation:
     """Replicas (``MODEL/NUMBER``) whose names are taken, and what they are."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """By which the running gateways deal requests out, by `weight_key`."""
+    group_weights: GroupWeights = field(default_factory=dict)
+    """The same by consumer group."""
     blind: frozenset[str] = frozenset()
     """Clusters of which nothing is known."""
     loads: Mapping[str, Sequence[float]] = field(default_factory=dict)
@@ -105,6 +108,7 @@ def situation_of(blueprint: Blueprint, inventory: Inventory, evidence: Evidence,
         now=now,
         names=_names_out_of_sight(blueprint, evidence) | running_options(blueprint, evidence),
         weights=dict(running_weights(evidence)),
+        group_weights=dict(running_group_weights(evidence)),
         loads=evidence.state.loads,
         blind=frozenset(name for name, facts in evidence.clusters.items() if not facts.known),
     )

@@ -29,7 +29,7 @@ from fabrictool.planner.extra import extra_replicas
 from fabrictool.planner.gateways import looks_at_latency, running_gateways, wanted_gateways
 from fabrictool.planner.loads import MEASURED, with_loader
 from fabrictool.planner.node_parts import with_node_parts
-from fabrictool.planner.weights import gateway_weights
+from fabrictool.planner.weights import gateway_group_weights, gateway_weights
 from fabrictool.simulator.demanded import context_of
 from fabrictool.simulator.stand import stand
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.inventory import Inventory, NodeEnvironment, Partition, Software
     from fabrictool.domain.plan import Placement, ReplicaPlacement
     from fabrictool.domain.specs import GatewaySpec
+    from fabrictool.planner.weights import GroupWeights
 
 MEASURE_S = 20.0
 """That a replica may take to measure its steps before it serves: some of what a large model takes to load."""
@@ -72,13 +73,19 @@ def wanted_units(
         units.append(_wanted(spec, replica))
     weights = gateway_weights(placement.replicas, running_weights(evidence))
     again = {name for name, (_, unit) in youngest.items() if unit.operation in expiring}
-    gateways = wanted_gateways(blueprint, inventory, evidence, weights, placed, again)
+    by_group = gateway_group_weights(placement.replicas, running_group_weights(evidence))
+    gateways = wanted_gateways(blueprint, inventory, evidence, weights, placed, again, by_group)
     return {unit.address: unit for unit in [*units, *(gateway_unit(spec) for spec in gateways)]}
 
 
 def running_weights(evidence: Evidence) -> dict[str, float]:
     """What the gateways deal out by; all have the same, but for the time of a change."""
     return next((spec.routing_weights for spec in running_gateways(evidence).values()), {})
+
+
+def running_group_weights(evidence: Evidence) -> GroupWeights:
+    """The same by consumer group."""
+    return next((spec.weights_by_group for spec in running_gateways(evidence).values()), {})
 
 
 def _agent(blueprint: Blueprint, inventory: Inventory, replica: ReplicaPlacement) -> AgentSpec:

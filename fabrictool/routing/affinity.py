@@ -3,18 +3,22 @@
 Nobody has to name a session. The key is who asks and what first distinguishes the conversation: the first message that
 is not the system's, for the system's is what all share. The replica is found by rendezvous hashing (Thaler and
 Ravishankar, 1998): the same at every gateway without a memory, and when a replica comes or goes only its own
-conversations move. It is taken as long as its load is no more than `SLACK` requests, or a quarter, above the least
-loaded one (consistent hashing with bounded loads, Mirrokni et al., 2018): a conversation that all the world repeats
-spreads by itself.
+conversations move. Where requests are dealt out by a group's weights alone, each replica is home to as many of its
+conversations as it has weight (weighted rendezvous). It is taken as long as its load is no more than `SLACK` requests,
+or a quarter, above the least loaded one (consistent hashing with bounded loads, Mirrokni et al., 2018): a conversation
+that all the world repeats spreads by itself.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 from zlib import crc32
 
+from fabrictool.routing.dealing import weights_for
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 SLACK: Final = 2.0
 """Requests. Less: conversations move at any small difference, and their prefix is computed again."""
@@ -34,15 +38,23 @@ class Hashable(Protocol):
     @property
     def weight(self) -> float: ...
 
+    @property
+    def group_weights(self) -> Mapping[str, float]: ...
+
 
 H = TypeVar("H", bound=Hashable)
 
 
-def preferred(candidates: Sequence[H], conversation: int) -> H | None:
-    """The candidate that this conversation belongs to; None if it has too much to do, or is the only one."""
+def preferred(candidates: Sequence[H], conversation: int, part: str | None = None) -> H | None:
+    """The candidate that this conversation belongs to; None if it has too much to do, or is the only one. `part`: by
+    whose weights homes are dealt out, as `dealing.part_of` says; None: by nobody's.
+    """
     if len(candidates) < 2:
         return None
-    home = max(candidates, key=lambda candidate: (_mixed(crc32(candidate.key, conversation)), candidate.key))
+    if part is None:
+        home = max(candidates, key=lambda candidate: (_mixed(crc32(candidate.key, conversation)), candidate.key))
+    else:
+        home = _home(candidates, weights_for(candidates, part), conversation)
     least = min((candidate.load + 1.0) / candidate.weight for candidate in candidates)
     return home if (home.load + 1.0) / home.weight <= least * FACTOR + SLACK / home.weight else None
 
@@ -50,6 +62,18 @@ def preferred(candidates: Sequence[H], conversation: int) -> H | None:
 def conversation_of(who: str, beginning: bytes) -> int:
     """A key, from who asks and the message that distinguishes what is said."""
     return crc32(beginning, crc32(who.encode()))
+
+
+def _home(candidates: Sequence[H], weights: list[float], conversation: int) -> H:
+    """The first to ring of clocks that ring by chance, each as often as its weight says; equal weights are as none."""
+    best, soonest = candidates[0], (math.inf, b"")
+    for candidate, weight in zip(candidates, weights, strict=True):
+        if weight:
+            drawn = (_mixed(crc32(candidate.key, conversation)) + 1) / (1 << 32)
+            rings = (-math.log(drawn) / weight, candidate.key)
+            if rings < soonest:
+                best, soonest = candidate, rings
+    return best
 
 
 def _mixed(value: int) -> int:

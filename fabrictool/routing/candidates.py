@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 
 class RoutableReplica(Protocol):
@@ -33,6 +33,12 @@ class RoutableReplica(Protocol):
     @property
     def weight(self) -> float:
         """Its share of traffic under equal load; 1 unless the planner says otherwise."""
+
+    @property
+    def group_weights(self) -> Mapping[str, float]:
+        """Consumer group → that share of its requests, "" for groups that are not named; empty where the model's demand
+        is not divided.
+        """
 
 
 Refusal = Literal["unknown-model", "not-allowed", "not-ready"]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.base.plugins import ROUTING_POLICIES as PLUGINS
 from fabrictool.base.plugins import plugin_names
+from fabrictool.routing.dealing import part_of, weights_for
 from fabrictool.routing.headroom import HeadroomPolicy, PackingPolicy
 from fabrictool.routing.plugins import plugged_in
 from fabrictool.routing.protocol import ANY_REQUEST, LOST, Candidate, PolicyMeans, StreamTarget
@@ -47,7 +48,7 @@ class Deaf:
 
 
 class RandomPolicy(Deaf):
-    """Uniform over the candidates, by weight when weights differ (paper 001, §3.4's default)."""
+    """Uniform over the candidates, by the group's weight when weights differ (paper 001, §3.4's default)."""
 
     name = "random"
 
@@ -55,13 +56,13 @@ class RandomPolicy(Deaf):
         self.rng = rng
 
     def pick(self, candidates: Sequence[C], request: RoutedRequest = ANY_REQUEST, now: float = 0.0) -> C:
-        return self.rng.choices(candidates, weights=[c.weight for c in candidates])[0]
+        return self.rng.choices(candidates, weights=weights_for(candidates, part_of(candidates, request.group)))[0]
 
 
 class RoundRobinPolicy(Deaf):
     """One after the other, over all models together; a candidate that comes or goes shifts the turn by one.
 
-    Where weights differ, each has turns in proportion to its weight.
+    Where weights differ, each has turns in proportion to the group's weight there.
     """
 
     name = "round-robin"
@@ -71,7 +72,7 @@ class RoundRobinPolicy(Deaf):
 
     def pick(self, candidates: Sequence[C], request: RoutedRequest = ANY_REQUEST, now: float = 0.0) -> C:
         turn, self.turn = self.turn, self.turn + 1
-        weights = [candidate.weight for candidate in candidates]
+        weights = weights_for(candidates, part_of(candidates, request.group))
         if min(weights) == max(weights):
             return candidates[turn % len(candidates)]
         # Multiples of the golden ratio lie evenly in [0, 1): each soon has had its share, without a memory.
@@ -83,23 +84,28 @@ class WeightedPolicy(Deaf):
     """The plan's split, to the request: each candidate gains its weight at each turn, and who is chosen pays for all.
 
     nginx's smooth weighted round robin: of weights 5, 1 and 1 the first has 5 of any 7 turns, never more than 3 on
-    end. It looks at no load: what the planner counted on is what happens.
+    end. It looks at no load: what the planner counted on is what happens. Each group that has weights of its own has
+    turns of its own.
     """
 
     name = "weighted"
 
     def __init__(self) -> None:
-        self.credit: dict[Candidate, float] = {}
+        self.credits: dict[str | None, dict[Candidate, float]] = {}
+        """By `part_of` the candidates: of each what it gained and did not pay."""
 
     def pick(self, candidates: Sequence[C], request: RoutedRequest = ANY_REQUEST, now: float = 0.0) -> C:
-        credit, total = self.credit, 0.0
-        for candidate in candidates:
-            total += candidate.weight
-            credit[candidate] = credit.get(candidate, 0.0) + candidate.weight
-        chosen = max(candidates, key=lambda candidate: credit[candidate])
+        part = part_of(candidates, request.group)
+        credit = self.credits.setdefault(part, {})
+        chosen, most, total = candidates[0], -math.inf, 0.0
+        for candidate, weight in zip(candidates, weights_for(candidates, part), strict=True):
+            total += weight
+            credit[candidate] = gained = credit.get(candidate, 0.0) + weight
+            if weight and gained > most:  # one without has none to pay with, whatever is left to it from before
+                chosen, most = candidate, gained
         credit[chosen] -= total
         if len(credit) > max(CREDITS_KEPT, 2 * len(candidates)):
-            self.credit = {candidate: credit[candidate] for candidate in candidates}
+            self.credits[part] = {candidate: credit[candidate] for candidate in candidates}
         return chosen
 
 

@@ -68,6 +68,10 @@ class RoutedRequest(Protocol):
     def conversation(self) -> int | None:
         """See `routing.affinity.preferred`, which finds the candidate that has its beginning in the cache."""
 
+    @property
+    def group(self) -> str | None:
+        """The consumer group that asks; None: nobody knows. Every candidate may serve it."""
+
 
 @dataclass(frozen=True, slots=True)
 class RequestOutcome:
@@ -96,6 +100,7 @@ class Unnamed:
     prompt_tokens: int = 0
     most_tokens: int | None = None
     conversation: int | None = None
+    group: str | None = None
 
 
 ANY_REQUEST = Unnamed()

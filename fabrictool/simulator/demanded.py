@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fabrictool.base.canonical import tidy
 from fabrictool.simulator.capacity import MeanWorkload
 from fabrictool.workload.lengths import Lengths
 
 if TYPE_CHECKING:
     from fabrictool.catalog import ModelArchitecture
-    from fabrictool.domain.blueprint import Length, Model
+    from fabrictool.domain.blueprint import Blueprint, Length, Model
 
 DEFAULT_CONTEXT = 4096
 """Of a variant that names none, where the demand needs no more: no replica is made larger for contexts that nobody
@@ -20,6 +22,17 @@ LONGEST_SHARE = 0.999
 """Of requests that have to fit the context of a variant that names none."""
 DEFAULT_INPUT, DEFAULT_OUTPUT = 512.0, 128.0
 """Lengths of a model without a declared demand: they only size its memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDemand:
+    """A consumer group's part of a model's demand."""
+
+    group: str
+    """"": of all for whom the blueprint names no part."""
+    share: float
+    allowed: frozenset[str] | None = None
+    """Providers that may serve it; None: any of those that may serve the model."""
 
 
 def lengths_of(declared: Length) -> Lengths:
@@ -58,3 +71,14 @@ def demand_of(wanted: Model, architecture: ModelArchitecture) -> MeanWorkload:
         input_variation=float(declared.input.sd) / float(declared.input.mean),
         output_variation=float(declared.output.sd) / float(declared.output.mean),
     )
+
+
+def parts_of(blueprint: Blueprint, wanted: Model) -> tuple[GroupDemand, ...]:
+    """The demand by group, with a last part for what is left of it; none where the blueprint does not divide it."""
+    shares = {} if wanted.demand is None or wanted.demand.groups is None else wanted.demand.groups
+    named = [
+        GroupDemand(name, float(share), frozenset(blueprint.trust.groups[name].allow))
+        for name, share in sorted(shares.items())
+    ]
+    rest = tidy(1.0 - sum(part.share for part in named))
+    return (*named, GroupDemand("", rest)) if named and rest > 0.0 else tuple(named)

@@ -22,8 +22,9 @@ from fabrictool.base.units import as_float
 from fabrictool.catalog import accelerators, engines
 from fabrictool.domain.address import model_of
 from fabrictool.routing.candidates import TrustPolicy
+from fabrictool.routing.dealing import part_of, weights_for
 from fabrictool.simulator.calibration import calibrations_in
-from fabrictool.simulator.demanded import context_of, demand_of, lengths_of
+from fabrictool.simulator.demanded import GroupDemand, context_of, demand_of, lengths_of, parts_of
 from fabrictool.simulator.elastic import elastic, elastic_stand
 from fabrictool.simulator.fleet import ReplicaSpec, Stream
 from fabrictool.simulator.kernel import BLOCK
@@ -35,7 +36,7 @@ from fabrictool.simulator.shared import shared
 from fabrictool.simulator.slo import target_of
 from fabrictool.simulator.stand import Stand, stand
 from fabrictool.simulator.stepmodel import KV_OCTETS, StepModel
-from fabrictool.workload.arrivals import arrivals
+from fabrictool.workload.arrivals import arrivals, cv_of_part
 from fabrictool.workload.lengths import Lengths
 
 if TYPE_CHECKING:
@@ -94,6 +95,15 @@ class ModelSimulation:
     """Of the cache of one token, for each of `specs`."""
     untrusted: tuple[str, ...] = ()
     """Replicas of the placement that may not serve these requests: ``MODEL/INDEX``; not among `replicas`."""
+    parts: tuple[GroupDemand, ...] = ()
+    """The demand by consumer group, of those that somebody here may serve; none: it is not divided."""
+    shut_out: tuple[GroupDemand, ...] = ()
+    """Those that nobody here may serve: they are refused at once, and no load."""
+
+    @property
+    def played(self) -> float:
+        """Share of the demand that comes to these replicas."""
+        return sum(part.share for part in self.parts) if self.parts else 1.0
 
     def with_prefixes(self, block_tokens: int) -> ModelSimulation:
         """The same, with prefix ids of so many tokens, when the engine caches prefixes and blocks of 16 fill an id."""
@@ -165,10 +175,12 @@ def of_model(
     placed = [replica for replica in replicas if replica.model == name]
     if not placed:
         raise InvalidInputError.of("FT2141", f"{name} has no replica in this placement: there is nothing to simulate")
-    # All requests of a demand are alike to the gateway, so whom it excludes for one it excludes for all.
-    trust, groups = _trust(blueprint, name), consumer_groups(blueprint)
-    group = groups[0] if len(groups) == 1 else None
+    trust, groups, asking = _trust(blueprint, name), consumer_groups(blueprint), parts_of(blueprint, wanted)
+    # All requests of a demand that is not divided are alike: whom the gateway excludes for one it excludes for all.
+    group = groups[0] if len(groups) == 1 and not asking else None
     mine = [replica for replica in placed if trust.permits(replica.provider, name, group, None)]
+    if asking:
+        mine = [replica for replica in mine if any(_serves(replica, part) for part in asking)]
     if not mine:
         providers = ", ".join(sorted({replica.provider for replica in placed}))
         raise InvalidInputError.of(
@@ -187,7 +199,7 @@ def of_model(
     for replica in mine:
         its = ways[replica.variant]
         if wanted.companions or replica.dp > 1:
-            load = share * rate * replica.weight / sum(other.weight for other in mine if other.phase != "decode")
+            load = share * rate * _share_of(replica, mine, asking)
             parts = _sharing_specs(wanted, architecture, blueprint, inventory, replica, calibrations, load)
             parts = parts or _merging_specs(its, architecture, inventory, replica, calibrations, load)
         else:
@@ -219,7 +231,30 @@ def of_model(
         caches_prefixes=all(engines()[its.engine].caches_prefixes for its in ways.values()),
         token_octets=tuple(tokens),
         untrusted=tuple(replica.replica for replica in placed if replica not in mine),
+        parts=tuple(part for part in asking if _is_answered(part, mine)),
+        shut_out=tuple(part for part in asking if not _is_answered(part, mine)),
     )
+
+
+def _serves(replica: ReplicaPlacement, part: GroupDemand) -> bool:
+    return part.allowed is None or replica.provider in part.allowed
+
+
+def _is_answered(part: GroupDemand, mine: Sequence[ReplicaPlacement]) -> bool:
+    """Whether anybody answers it whole, or a pair does."""
+    phases = {replica.phase for replica in mine if _serves(replica, part)}
+    return "unified" in phases or phases >= {"prefill", "decode"}
+
+
+def _share_of(replica: ReplicaPlacement, mine: Sequence[ReplicaPlacement], parts: Sequence[GroupDemand]) -> float:
+    """Of a model's requests, by weight."""
+    share = 0.0
+    for part in parts or (GroupDemand("", 1.0),):
+        able = [other for other in mine if other.phase != "decode" and _serves(other, part)]
+        if replica in able:
+            weights = weights_for(able, part_of(able, part.group) if parts else None)
+            share += part.share * weights[able.index(replica)] / sum(weights)
+    return share
 
 
 def consumer_groups(blueprint: Blueprint) -> list[str]:
@@ -239,14 +274,25 @@ def declared_stream(simulation: ModelSimulation, count: int, seed: int) -> Strea
             hint="add `demand: {rate: …, input: …, output: …}`, or give --trace or --workload",
         )
     rng = np.random.default_rng(seed)
-    process: Process = "poisson" if simulation.cv == 1.0 else "gamma"
-    times = arrivals(process, simulation.rate, count, rng, cv=simulation.cv)
-    return Stream(
+    cv = cv_of_part(simulation.cv, simulation.played) if simulation.parts else simulation.cv
+    process: Process = "poisson" if cv == 1.0 else "gamma"
+    times = arrivals(process, simulation.rate * simulation.played, count, rng, cv=cv)
+    stream = Stream(
         times,
         simulation.input.draw(count, rng),
         simulation.output.draw(count, rng),
         models=(simulation.specs[0].model,),
     )
+    return with_groups(stream, simulation.parts, rng)
+
+
+def with_groups(stream: Stream, parts: Sequence[GroupDemand], rng: np.random.Generator) -> Stream:
+    """The same requests, each of a consumer group that is drawn by the groups' shares."""
+    if not parts:
+        return stream
+    shares = np.array([part.share for part in parts])
+    drawn = rng.choice(len(parts), len(stream.arrival), p=shares / shares.sum())
+    return replace(stream, group=drawn, groups=tuple(parts))
 
 
 def trace_stream(trace: Trace, model_name: str) -> Stream:
@@ -320,7 +366,8 @@ def _merging_specs(
     spec = replace(spec, step=stood.step)
     if together:
         return [(spec, stood)]
-    return [(replace(spec, weight=replica.weight / replica.dp), stood)] * replica.dp
+    parted = {group: weight / replica.dp for group, weight in replica.group_weights.items()}
+    return [(replace(spec, weight=replica.weight / replica.dp, group_weights=parted), stood)] * replica.dp
 
 
 # Wide: a replica's place, what stands there with it, and its load.
@@ -371,6 +418,7 @@ def _played_as(
         provider=replica.provider,
         role=replica.phase,
         weight=replica.weight,
+        group_weights=replica.group_weights,
         prefill_first=engines()[wanted.engine].prefill_first,
         balance_steps=engines()[wanted.engine].balance_steps,
         spared=engines()[wanted.engine].cache_spared,

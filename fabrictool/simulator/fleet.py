@@ -17,12 +17,13 @@ from fabrictool.routing.candidates import TrustPolicy, select
 from fabrictool.routing.protocol import LOST, RequestOutcome
 from fabrictool.simulator import kernel
 from fabrictool.simulator.memory import NOTHING
-from fabrictool.simulator.routes import lent, routing_by
+from fabrictool.simulator.routes import lent, rivals, routing_by
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from fabrictool.routing.protocol import RoutingPolicy
+    from fabrictool.simulator.demanded import GroupDemand
     from fabrictool.simulator.memory import RequestMemory
     from fabrictool.simulator.stepmodel import StepModel
     from fabrictool.simulator.steptimes import StepTimes
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 ANYBODY = TrustPolicy({}, {})
-"""Trust is kept where replicas are chosen (`deployment`): whoever is in a fleet may serve."""
+"""Trust is kept where replicas are chosen (`deployment`), and by group in `rivals`: whoever is there may serve."""
 FAST_FORWARD = 1 << 30
 STEP_BY_STEP = 1
 Role = Literal["unified", "prefill", "decode"]
@@ -53,6 +54,8 @@ class ReplicaSpec:
     role: Role = "unified"
     weight: float = 1.0
     """For routing: its share of traffic under equal load."""
+    group_weights: Mapping[str, float] = field(default_factory=dict)
+    """For routing: consumer group → that share of the group's requests."""
     lanes: int = 1
     prefill_first: bool = False
     recv_interval: int = 1
@@ -102,6 +105,10 @@ class Stream:
     model: Ints | None = None
     """Index into `models`; None: all ask for ``models[0]``."""
     models: tuple[str, ...] = ("",)
+    group: Ints | None = None
+    """Index into `groups`; None: nobody says who asks, and whoever is there may serve it."""
+    groups: tuple[GroupDemand, ...] = ()
+    """Who may ask, with the providers that may serve them."""
     priority: Ints | None = None
     chain_start: Ints | None = None
     """(requests + 1) Where each request's prefix ids begin in `chain`."""
@@ -201,6 +208,14 @@ class _View:
         return self.spec.weight
 
     @property
+    def role(self) -> Role:
+        return self.spec.role
+
+    @property
+    def group_weights(self) -> Mapping[str, float]:
+        return self.spec.group_weights
+
+    @property
     def device(self) -> str:
         return ""
 
@@ -234,6 +249,7 @@ class _Asked:
     model: str
     prompt_tokens: int
     output: int
+    group: str | None = None
     conversation: int | None = None
 
     @property
@@ -265,8 +281,8 @@ class Fleet:
     clock: kernel.EventQueue = field(init=False)
     routing: kernel.RoutingState = field(init=False)
     _views: list[_View] = field(init=False)
-    _answering: dict[bool, list[_View]] = field(init=False)
-    """Whom a request can go to: before its cache is handed over, and after."""
+    _rivals: dict[str | None, tuple[list[_View], list[_View]]] = field(init=False)
+    """As `routes.rivals` says."""
     _columns: dict[str, Any] = field(init=False)
     """Of the requests: read much faster than a record."""
     _changes: list[tuple[float, int, str]] = field(init=False)
@@ -284,14 +300,19 @@ class Fleet:
         self.lists = _lists(self.specs, self.stream, int(self.requests.priority.max(initial=0)) + 1)
         self.cache = _cache(self.specs, self.stream)
         self.clock = _clock(self.requests, self.clients)
-        self.routing = routing_by(self.policy, self.stream.model, len(self.requests), len(self.specs))
         decoding, prefilling, waiting, coming = (np.asarray(self.replicas[name]) for name in _INSIDE)
         self._views = [_View(r, spec, (decoding, prefilling, waiting, coming)) for r, spec in enumerate(self.specs)]
         self._columns = {name: np.asarray(self.requests[name]) for name in _READ}
         self._columns["now"] = np.asarray(self.clock.at["now"])
-        self._answering = {
-            late: [v for v in self._views if (v.spec.role == "decode") is late] for late in (False, True)
-        }
+        self._rivals = rivals(self.stream.groups, self._views)
+        self.routing = routing_by(
+            self.policy,
+            self.stream.model,
+            self.stream.group,
+            len(self.requests),
+            self._rivals,
+            self._views,
+        )
         self._changes = sorted(
             (when, r, what)
             for r, spec in enumerate(self.specs)
@@ -307,7 +328,7 @@ class Fleet:
 
     def advance(self, until: float = math.inf) -> bool:
         """Plays up to `until`; False when nothing is left to happen."""
-        with lent(self.policy, self.routing, self.replicas, self._views):
+        with lent(self.policy, self.routing, self._rivals, self._views):
             return self._advance(until)
 
     def _advance(self, until: float) -> bool:
@@ -386,8 +407,10 @@ class Fleet:
     def _assign_only_choices(self) -> None:
         """A model with one replica that lives all the time needs no routing: the loop runs without coming back."""
         for m, model in enumerate(self.stream.models):
-            for roles, target in ((("unified", "prefill"), self.requests.where), (("decode",), self.requests.whither)):
-                mine = [v for v in self._views if v.model == model and v.spec.role in roles]
+            for late, target in ((False, self.requests.where), (True, self.requests.whither)):
+                mine = [v for v in self._views if v.model == model and (v.role == "decode") is late]
+                if not all(set(mine) <= set(sides[late]) for sides in self._rivals.values()):
+                    continue
                 if len(mine) == 1 and mine[0].spec.up <= 0 and mine[0].spec.drain == mine[0].spec.down == math.inf:
                     chosen = slice(None) if self.stream.model is None else self.stream.model == m
                     target[chosen] = mine[0].index
@@ -395,10 +418,11 @@ class Fleet:
     def _route(self, i: int) -> None:
         handed = bool(self._columns["handed"][i])
         model = self.stream.models[0 if self.stream.model is None else int(self.stream.model[i])]
-        choice = select(self._answering[handed], model=model, trust=ANYBODY, group=None)
+        group = None if self.stream.group is None else self.stream.groups[int(self.stream.group[i])].group
+        choice = select(self._rivals[group][handed], model=model, trust=ANYBODY, group=None)
         target = self._columns["whither" if handed else "where"]
         if choice.candidates:
-            target[i] = self._pick(choice.candidates, i, model, handed=handed)
+            target[i] = self._pick(choice.candidates, i, model, group, handed=handed)
         elif any(what == "up" and self.specs[r].model == model for _, r, what in self._changes):
             target[i] = kernel.PARKED
             self._parked.append(i)
@@ -409,13 +433,14 @@ class Fleet:
                 self._let_go(i, now)
             kernel.leave(self.requests, self.replicas, self.clock, i, kernel.REFUSED, now)
 
-    def _pick(self, candidates: Sequence[_View], i: int, model: str, *, handed: bool) -> int:
+    # Wide: what a policy is told of a request.
+    def _pick(self, candidates: Sequence[_View], i: int, model: str, group: str | None, *, handed: bool) -> int:
         policy = self.policy
+        request = _Asked((i, handed), model, int(self._columns["prompt"][i]), int(self._columns["output"][i]), group)
         if not policy.learns:
-            return policy.pick(candidates).index
+            return policy.pick(candidates, request).index
         now = float(self._columns["now"][0])
         self._tell_ends()
-        request = _Asked((i, handed), model, int(self._columns["prompt"][i]), int(self._columns["output"][i]))
         chosen = policy.pick(candidates, request, now)
         policy.on_request_start(chosen, request, now)
         self._told[i, handed] = chosen, request, now

@@ -164,7 +164,6 @@ REPLICA = np.dtype(
         ("model", "i8"),  # what `RoutingState.model` counts; -1: none of the stream's
         ("weight", "f8"),
         ("ready", "?"),
-        ("credit", "f8"),  # of its weight, with WEIGHTED
         ("ends", "f8"),  # infinity when idle
         ("count", "i8"),  # steps until then
         ("step", "i8"),  # decode steps done
@@ -287,8 +286,20 @@ class RoutingState(NamedTuple):
     """State of Python's random source (MT19937), as ``random.Random.getstate`` gives it: 624 words and a position."""
     model: Any
     """(requests) → model."""
+    group: Any
+    """(requests) → consumer group."""
+    allowed: Any
+    """(groups, replicas) Whether it may serve the group."""
+    weights: Any
+    """(groups, replicas) By which the group's requests are dealt out."""
+    part: Any
+    """(groups, replicas) → row of `credit`."""
+    credit: Any
+    """(parts, replicas) What it gained of its weight and did not pay, with WEIGHTED."""
     candidates: Any
     """(replicas) Room for replica numbers ..."""
+    shares: Any
+    """... for their weights ..."""
     loads: Any
     """... and for what is compared of them."""
 
@@ -1285,19 +1296,27 @@ def _routed(requests: Any, replicas: Any, routing: RoutingState, i: int) -> int:
     """The replica that the policy gives request i; NOWHERE where there is none, or another one chooses."""
     if routing.by[0] == BY_CALLER:
         return NOWHERE
-    candidates, loads = routing.candidates, routing.loads
+    candidates, loads, shares, g = routing.candidates, routing.loads, routing.shares, routing.group[i]
     count, total, level = 0, 0.0, True
     for r in range(replicas.shape[0]):
         replica = replicas[r]
         late = replica.role == DECODE
-        if replica.ready and replica.model == routing.model[i] and late == (requests[i].handed != 0):
-            candidates[count] = r
-            total += replica.weight
-            level = level and replica.weight == replicas[candidates[0]].weight
+        here = replica.ready and replica.model == routing.model[i] and late == (requests[i].handed != 0)
+        if here and routing.allowed[g, r]:
+            candidates[count], shares[count] = r, routing.weights[g, r]
+            total += shares[count]
+            level = level and shares[count] == shares[0]
             loads[count] = total  # which all but LEAST_LOADED want
             count += 1
     if count == 0:
         return NOWHERE
+    if total == 0.0:  # the plan sends the group to none of these: the one weight counts
+        level = True
+        for k in range(count):
+            shares[k] = replicas[candidates[k]].weight
+            total += shares[k]
+            level = level and shares[k] == shares[0]
+            loads[k] = total
     chosen = 0
     if routing.by[0] == LEAST_LOADED:
         least, equals = math.inf, 0
@@ -1314,11 +1333,13 @@ def _routed(requests: Any, replicas: Any, routing: RoutingState, i: int) -> int:
                 chosen += 1
                 left -= loads[chosen] == least
     elif routing.by[0] == WEIGHTED:
+        most = -math.inf
         for k in range(count):
-            replicas[candidates[k]].credit += replicas[candidates[k]].weight
-            if replicas[candidates[k]].credit > replicas[candidates[chosen]].credit:
-                chosen = k
-        replicas[candidates[chosen]].credit -= total
+            part = routing.part[g, candidates[k]]
+            routing.credit[part, candidates[k]] += shares[k]
+            if shares[k] > 0.0 and routing.credit[part, candidates[k]] > most:
+                most, chosen = routing.credit[part, candidates[k]], k
+        routing.credit[routing.part[g, candidates[chosen]], candidates[chosen]] -= total
     else:
         if routing.by[0] == RANDOM:
             share = _random_share(routing.words)

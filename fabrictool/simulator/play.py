@@ -6,9 +6,12 @@ import random
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.routing.policies import routing_policy, targets_of
-from fabrictool.simulator.deployment import consumer_groups, declared_stream, of_model, trace_stream
+from fabrictool.simulator.demanded import parts_of
+from fabrictool.simulator.deployment import consumer_groups, declared_stream, of_model, trace_stream, with_groups
 from fabrictool.simulator.fleet import simulate
 from fabrictool.simulator.report import report
 
@@ -112,9 +115,7 @@ def play(
     """
     names = _named(blueprint, options)
     shares = None if recording is None else _shared_out(recording, names, blueprint, options, watcher)
-    groups = consumer_groups(blueprint)
-    if len(groups) > 1:
-        watcher.note(f"groups ignored: demand is not split by tenant ({_some(groups)})")
+    _note_groups(names, blueprint, watcher)
     plays = []
     for name in names:
         events = tuple(event for event in options.events if event.model == name)
@@ -125,8 +126,7 @@ def play(
             watcher.note(f"{name}: the trace has no requests for it; left out")
             continue
         simulation = of_model(name, blueprint, inventory, replicas, options.calibrations)
-        for replica in simulation.untrusted:
-            watcher.note(f"{replica}: trust does not let it serve {name}; left out")
+        _note_untrusted(simulation, watcher)
         block = recording.trace.block_tokens if recording is not None else 0
         if options.host_cache and not (block and simulation.caches_prefixes):
             what = "its engine keeps no prefixes" if block else "nothing says which prompts begin alike"
@@ -154,6 +154,24 @@ def play(
     if not plays:
         raise InvalidInputError.of("FT2144", "nothing to simulate: no model has both replicas and a workload")
     return plays
+
+
+def _note_groups(names: Sequence[str], blueprint: Blueprint, watcher: Watcher) -> None:
+    """Of models whose demand does not say which group asks for how much of it."""
+    groups = consumer_groups(blueprint)
+    whole = [name for name in names if not parts_of(blueprint, blueprint.models[name])]
+    if len(groups) > 1 and whole:
+        where = "" if len(whole) == len(names) else f" for {_some(whole)}"
+        watcher.note(f"groups ignored{where}: demand is not split by tenant ({_some(groups)})")
+
+
+def _note_untrusted(simulation: ModelSimulation, watcher: Watcher) -> None:
+    for replica in simulation.untrusted:
+        watcher.note(f"{replica}: trust does not let it serve {simulation.name}; left out")
+    for part in simulation.shut_out:
+        who = f"group {part.group}" if part.group else "everybody else"
+        what = f"its requests, {part.share * 100:.3g}% of the demand, are left out"
+        watcher.note(f"{simulation.name}: no replica may serve {who}; {what}")
 
 
 def _named(blueprint: Blueprint, options: PlayOptions) -> list[str]:
@@ -209,7 +227,8 @@ def _stream(options: PlayOptions, simulation: ModelSimulation, trace: Trace | No
             watcher.note(f"{simulation.name}: {left_out}")
         if options.rate is not None:
             mine = mine.at_rate(options.rate)
-        return trace_stream(mine, simulation.specs[0].model)
+        stream = trace_stream(mine, simulation.specs[0].model)
+        return with_groups(stream, simulation.parts, np.random.default_rng(options.seed))
     if options.rate is not None:
         simulation = replace(simulation, rate=options.rate)
     if simulation.rate <= 0 and not options.models:

@@ -146,6 +146,7 @@ REPLICAS = st.lists(
         st.sampled_from([True, True, True, False]),
         st.lists(FAULTS, min_size=2, max_size=6),
         st.integers(0, 2),
+        st.just({}) | st.dictionaries(st.sampled_from([*KEYS, ""]), st.sampled_from([0.0, 0.3, 1.0])),
     ),
     min_size=1,
     max_size=9,
@@ -179,10 +180,10 @@ def test_whoever_is_asked_is_in_every_allowlist_under_failover_too(
 ):
     clock, seen = ManualClock(), []
     targets = []
-    for number, (provider, model, device, ready, faults, slots) in enumerate(replicas):
+    for number, (provider, model, device, ready, faults, slots, weights) in enumerate(replicas):
         connector = Connector(seen, list(faults), ready)
         target = RoutingTarget(b"%d" % number, model, provider, connector, f"{number}", device=device, slots=slots)
-        connector.target = target
+        connector.target, target.group_weights = target, weights
         targets.append(target)
     rules = RoutingRules(
         routing_policy(policy, random.Random(1)), TrustPolicy(groups, trusted), retries, affinity=affinity

@@ -12,8 +12,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TESTS = (
     "test_accounts.py", "test_admission.py", "test_allowlist.py", "test_churn.py", "test_continuing.py",
-    "test_failover.py", "test_handover.py", "test_hostile_engines.py", "test_http_corpus.py", "test_known_heads.py",
-    "test_metrics.py",
+    "test_failover.py", "test_groups.py", "test_handover.py", "test_hostile_engines.py", "test_http_corpus.py",
+    "test_known_heads.py", "test_metrics.py",
     "test_moving.py", "test_pairs.py", "test_patience.py", "test_ranking.py", "test_raw_http.py", "test_requests.py",
     "test_recounting.py", "test_rooms.py", "test_run.py", "test_slow_readers.py", "test_spool.py",
     "test_usage.py", "conformance",

@@ -11,14 +11,23 @@ from fabrictool.base.errors import FabrictoolError, InvalidInputError
 from fabrictool.base.units import Share
 from fabrictool.blueprint import load
 from fabrictool.cli.plan_text import group_lines
+from fabrictool.domain.blueprint import Gateway
+from fabrictool.domain.evidence import Evidence
 from fabrictool.domain.plan import inputs_digest
+from fabrictool.domain.specs import GatewaySpec, weight_key
+from fabrictool.domain.state import State
+from fabrictool.planner.chosen import SearchOptions, best
 from fabrictool.planner.forecast import forecast
+from fabrictool.planner.group_flows import divided_demands, group_flows
 from fabrictool.planner.group_service import services
-from fabrictool.planner.problem import GroupDemand, ModelNeed, Transfer
+from fabrictool.planner.problem import ModelNeed, Transfer
 from fabrictool.planner.solvers.registry import SOLVERS
 from fabrictool.planner.solvers.symmetry import merged
 from fabrictool.planner.stages import values_of
 from fabrictool.planner.survival import worst_loss
+from fabrictool.planner.units import wanted_units
+from fabrictool.planner.weights import gateway_group_weights, weighted
+from fabrictool.simulator.demanded import GroupDemand
 from tests.planner.fabrics import situation, solved, write_fabric
 from tests.planner.test_exact import MOST, fits, option, pool, problem, solve
 from tests.seeds import seeds
@@ -38,7 +47,7 @@ def placed(instance):
 
 def served_of(instance, solution):
     (need,) = instance.needs
-    return {service.group.group: service.served for service in services(instance, need, solution)}
+    return {service.flow.group.group: service.flow.served for service in services(instance, need, solution)}
 
 
 def test_a_group_brings_replicas_to_where_it_may_go():
@@ -75,7 +84,7 @@ def test_how_many_may_answer_a_group_and_how_many_after_a_loss():
     instance = problem([need], [option("m", a), option("m", b)], [a, b], objective=("cost",))
     solution = solve(instance)
     counts = {instance.options[i].pool.cluster: k for i, k in solution.counts.items()}
-    told = {its.group.group: (its.replicas, its.left) for its in services(instance, need, solution)}
+    told = {its.flow.group.group: (its.replicas, its.left) for its in services(instance, need, solution)}
     every = counts["a"] + counts["b"]
     assert told == {
         "both": (every, every - min(2, counts["b"])),
@@ -144,12 +153,16 @@ def test_the_plan_says_what_each_group_gets(tmp_path):
     ]  # fmt: skip
     assert there["alpha"], "it is the dear provider: nothing else brings a replica there"
     first, second = group_lines(m)
-    assert first.startswith("m for group lab-a (50%): all served; ")
+    assert first.startswith("m for group lab-a (50%): all served, by alpha; ")
     assert f"{there['alpha']} of {m.replicas} replicas may answer, {m.groups[0].left} after any node is lost" in first
-    assert second.startswith("m for everybody else (50%): all served; ")
+    assert m.groups[0].sent == {"alpha": 1.0}
+    theirs = m.groups[1].sent
+    assert second.startswith(
+        f"m for everybody else (50%): all served, {theirs['alpha'] * 100:.3g}% by alpha, {theirs['beta'] * 100:.3g}% by"
+    )
     lacking = msgspec.structs.replace(m.groups[0], served=0.999, left=None)
     (line,) = group_lines(msgspec.structs.replace(m, groups=(lacking,)))
-    assert line.startswith("▲ m for group lab-a (50%): only 99% of that served; ")
+    assert line.startswith("▲ m for group lab-a (50%): only 99% of that served, by alpha; ")
     assert group_lines(msgspec.structs.replace(m, groups=(lacking, *m.groups)), lacking=True) == [
         line.removeprefix("▲ ")
     ]
@@ -188,6 +201,121 @@ def test_shares_that_cannot_be(tmp_path, rules, words):
     with pytest.raises(InvalidInputError) as raised:
         load(file, environment={})
     assert any(f"{its.code} {its.message}".startswith(words) for its in raised.value.problems), raised.value.problems
+
+
+def applied_groups(folder, shares, **more):
+    """What a whole plan says, and the spec of its gateway."""
+    there = groups_in(folder, shares, "")
+    blueprint = there.blueprint.model_copy(update={"gateway": Gateway.model_validate(GATEWAY)})
+    there = replace(there, blueprint=blueprint, **more)
+    chosen = best(there, SearchOptions(work_s=5.0))
+    evidence = Evidence(fabric="f", lineage="l", at=0.0, clusters={}, specs={}, state=State(fabric="f", lineage="l"))
+    units = wanted_units(blueprint, there.inventory, chosen.placement, evidence, ())
+    (gateway,) = (unit.spec for unit in units.values() if isinstance(unit.spec, GatewaySpec))
+    return chosen, gateway
+
+
+GATEWAY = {"cluster": "dear", "listen": "127.0.0.1:8001", "mesh": "127.0.0.1:8002"}
+
+
+def test_the_plans_flows_are_the_weights_of_its_gateway(tmp_path):
+    chosen, gateway = applied_groups(tmp_path, {"lab-a": Share(0.3), "lab-b": Share(0.3)})
+    assert chosen.played["m"].figures.requests > 0
+    seen = {}
+    for its in chosen.placement.replicas:
+        assert bool(its.group_weights) is (its.model == "m")
+        if its.group_weights:
+            key = weight_key(its.model, its.cluster, its.partition, its.tp)
+            assert gateway.weights_by_group[key] == its.group_weights
+            seen[its.provider] = its.group_weights.keys()
+    assert seen == {"alpha": {"lab-a", ""}, "beta": {"lab-b", ""}}, "nothing is said of whom a group may not use"
+    written = msgspec.json.decode(msgspec.json.encode(chosen.placement))
+    assert {tuple(its.get("group_weights", ())) for its in written["replicas"] if its["model"] == "other"} == {()}
+    again = msgspec.convert(written, type=type(chosen.placement))
+    assert again == chosen.placement
+
+
+def test_weights_of_groups_that_are_about_right_change_no_gateway(tmp_path):
+    shares = {"lab-a": Share(0.3), "lab-b": Share(0.3)}
+    chosen, gateway = applied_groups(tmp_path, shares)
+    divided = divided_demands(chosen.problem, chosen.solution)
+    near = {
+        key: {group: weight * 0.9 if weight < 1 else 1.0 for group, weight in its.items()}
+        for key, its in gateway.weights_by_group.items()
+    }
+    assert any(weight < 1 for its in near.values() for weight in its.values())
+    kept = weighted(chosen.problem, chosen.solution, chosen.placement, {}, near, divided)
+    assert gateway_group_weights(kept.replicas, near) == near
+    for change in (lambda weight: 0.0, lambda weight: 3.0 * weight):
+        off = {
+            key: {group: change(weight) if weight < 1 else 1.0 for group, weight in its.items()}
+            for key, its in gateway.weights_by_group.items()
+        }
+        mended = weighted(chosen.problem, chosen.solution, chosen.placement, {}, off, divided)
+        assert gateway_group_weights(mended.replicas, off) == gateway.weights_by_group
+
+
+def test_nobody_is_dealt_out_to_a_replica_that_is_full_of_others():
+    """The most equal flow that fits: whom nobody keeps out goes where everybody else goes, in proportion."""
+    a, b, c = (pool(name, nodes=9, price=1.0) for name in "abc")
+    parts = (part("a-only", 0.5, "a"), part("a-or-b", 0.25, "a", "b"), rest(0.25))
+    need = ModelNeed("m", 8 * MOST, 0, 30, parts=parts)
+    instance = problem([need], [option("m", where) for where in (a, b, c)], [a, b, c])
+    load = 8 * MOST
+    loads = {0: 0.5 * load, 1: 0.3 * load, 2: 0.2 * load}
+    solution = replace(solve(instance), counts=dict.fromkeys(loads, 9), loads=loads)
+    flows = {flow.group.group: flow.into for flow in group_flows(instance, need, solution)}
+    assert flows["a-only"] == {0: pytest.approx(0.5 * load, rel=1e-4)}
+    assert flows["a-or-b"] == {1: pytest.approx(0.25 * load, rel=1e-4)}
+    assert flows[""] == {1: pytest.approx(0.05 * load, rel=1e-3), 2: pytest.approx(0.2 * load, rel=1e-4)}
+    free = replace(solution, loads={0: 0.6 * load, 1: 0.2 * load, 2: 0.2 * load})
+    flows = {flow.group.group: flow.into for flow in group_flows(instance, need, free)}
+    # C can be filled by the rest alone, which leaves 0.05 of it: as it would like, three quarters of that with a.
+    assert flows[""] == {n: pytest.approx(share * load, rel=1e-3) for n, share in enumerate((0.0375, 0.0125, 0.2))}
+    assert flows["a-or-b"] == {n: pytest.approx(share * load, rel=1e-3) for n, share in enumerate((0.0625, 0.1875))}
+
+
+@seeds(30, drawn=30, long=600)
+def test_flows_fit_the_planned_loads_and_serve_what_is_served(seed):
+    """On all kinds of pairs and replicas, allowlists and loads."""
+    rng = random.Random(seed)
+    pools = [pool(name, nodes=4, per_node=4) for name in "abcd"[: rng.randint(2, 4)]]
+    phases = ("prefill", "decode") if rng.random() < 0.4 else ()
+    options = [replace(option("m", where), phase=phase) for where in pools for phase in ("unified", *phases)]
+    options.sort(key=lambda its: its.key)
+    names = [where.provider for where in pools]
+    shares = [rng.choice([0.1, 0.2, 0.3]) for _ in range(rng.randint(1, 3))]
+    parts = [part(f"g{n}", share, *rng.sample(names, rng.randint(1, len(names)))) for n, share in enumerate(shares)]
+    need = ModelNeed("m", rng.choice([0.01, 2.0, 500.0]), 0, 9, parts=(*parts, rest(1.0 - sum(shares))))
+    ways = {("m", p.key, q.key): Transfer(0.1, 1.0) for p in pools for q in pools} if phases else {}
+    instance = replace(problem([need], options, pools), transfers=ways)
+    loads = {i: need.rate * rng.choice([0.0, rng.random()]) for i in range(len(options))}
+    solution = replace(solve(instance), counts={i: rng.randint(1, 4) for i in loads}, loads=loads)
+    flows = group_flows(instance, need, solution)
+    assert [flow.group for flow in flows] == list(need.parts)
+    near = 1e-4 * need.rate
+    for i, its in enumerate(instance.options):
+        assert sum(flow.into.get(i, 0.0) for flow in flows) <= loads[i] + near
+        for flow in flows:
+            allowed = flow.group.allowed
+            assert allowed is None or not flow.into.get(i) or its.pool.provider in allowed
+    for flow in flows:
+        first = sum(rate for i, rate in flow.into.items() if instance.options[i].phase != "decode")
+        pairs = {
+            phase: sum(rate for i, rate in flow.into.items() if instance.options[i].phase == phase)
+            for phase in ("prefill", "decode")
+        }
+        assert pairs["prefill"] == pytest.approx(pairs["decode"], abs=near)
+        assert first == pytest.approx(flow.served * flow.group.share * need.rate, abs=near)
+        assert sum(flow.places.values()) == pytest.approx(first, abs=near)
+        assert sum(flow.sent.values()) == pytest.approx(1.0 if flow.places else 0.0)
+    if not phases:
+        room = dict.fromkeys(names, 0.0)
+        for i, load in loads.items():
+            room[instance.options[i].pool.provider] += load
+        allowed = [room if its.allowed is None else its.allowed for its in need.parts]
+        most = most_served([its.share * need.rate for its in need.parts], allowed, room)
+        assert sum(sum(flow.places.values()) for flow in flows) == pytest.approx(most, abs=near)
 
 
 # -- against trying all --------------------------------------------------------------------------------------------
@@ -243,7 +371,7 @@ def test_serves_as_much_as_the_best_of_all_placements_and_flows(seed):
     values = values_of(solution)
     assert (values["served"], values["cost"]) == pytest.approx(best, abs=2e-3)
     told = services(instance, need, solution)
-    unserved = sum(its.group.share * need.rate * (1 - its.served) for its in told)
+    unserved = sum(its.flow.group.share * need.rate * (1 - its.flow.served) for its in told)
     assert unserved == pytest.approx(values["served"], abs=2e-3), "the forecast agrees with the program"
 
 
@@ -269,7 +397,9 @@ def test_the_forecast_agrees_with_each_solver_that_takes_groups(name, seed):
     instance = random_instance(random.Random(seed))
     (need,) = instance.needs
     *_, solution = SOLVERS[name]().solve(instance, deadline_s=1, seed=0)
-    unserved = sum(its.group.share * need.rate * (1 - its.served) for its in services(instance, need, solution))
+    unserved = sum(
+        its.flow.group.share * need.rate * (1 - its.flow.served) for its in services(instance, need, solution)
+    )
     assert unserved == pytest.approx(values_of(solution)["served"], abs=5e-3)
 
 

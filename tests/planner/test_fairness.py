@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from fabrictool.base.errors import FabrictoolError
-from fabrictool.planner.problem import GroupDemand, ModelNeed
+from fabrictool.planner.problem import ModelNeed
 from fabrictool.planner.solvers import effort, placing, programs
 from fabrictool.planner.solvers.registry import SOLVERS
 from fabrictool.planner.stages import amount, stage_names, values_of
+from fabrictool.simulator.demanded import GroupDemand
 from tests.planner.test_exact import MOST, fits, option, pool, problem, random_instance, solve
 from tests.seeds import seeds
 

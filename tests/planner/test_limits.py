@@ -18,12 +18,13 @@ from fabrictool.planner.explaining.relaxations import explain_conflict
 from fabrictool.planner.explaining.rules import rule_sentences
 from fabrictool.planner.forecast import forecast
 from fabrictool.planner.judged import with_reasons
-from fabrictool.planner.problem import GroupDemand, ModelNeed, ResourceLimit
+from fabrictool.planner.problem import ModelNeed, ResourceLimit
 from fabrictool.planner.solvers import effort, placing, programs
 from fabrictool.planner.solvers.registry import SOLVERS
 from fabrictool.planner.solvers.symmetry import merged
 from fabrictool.planner.stages import values_of
 from fabrictool.planner.verify import violations
+from fabrictool.simulator.demanded import GroupDemand
 from tests.planner.fabrics import INVENTORY, resolver, situation, solved, write_fabric
 from tests.planner.test_exact import MOST, cheapest_load, fits, option, pool, problem, solve
 from tests.planner.test_exact import random_instance as random_models

@@ -10,10 +10,11 @@ from fabrictool.base.errors import InfeasibleError
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.horizon import planned
 from fabrictool.planner.loading import Lead, lead_of, lost
-from fabrictool.planner.problem import GroupDemand, Level, ModelNeed, ResourceLimit
+from fabrictool.planner.problem import Level, ModelNeed, ResourceLimit
 from fabrictool.planner.schedules import Judge
 from fabrictool.planner.stages import in_order
 from fabrictool.planner.steps import steps_of
+from fabrictool.simulator.demanded import GroupDemand
 from tests.planner.fabrics import situation
 from tests.planner.plain_judge import Fabric
 from tests.planner.test_exact import MOST, option, pool, problem, solve

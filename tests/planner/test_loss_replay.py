@@ -62,9 +62,9 @@ def test_pairs_are_played_without_the_halves_that_are_gone(tmp_path, monkeypatch
     """Who is left reads and answers, and there is nobody who could only do one of both; no site leaves less."""
     seen = []
 
-    def recorded(blueprint, inventory, placement, rates, seed, only=None):
+    def recorded(blueprint, inventory, placement, rates, seed, only=None, flows=None):
         seen.append((placement, only))
-        return replay(blueprint, inventory, placement, rates, seed, only)
+        return replay(blueprint, inventory, placement, rates, seed, only, flows)
 
     monkeypatch.setattr("fabrictool.planner.loss_replay.replay", recorded)
     wish = WISH.format(kind=kind) + "\nphases: split"

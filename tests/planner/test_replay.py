@@ -1,10 +1,16 @@
 """The event loop's second opinion."""
 
+import msgspec
 import pytest
 
 from fabrictool.blueprint import load
 from fabrictool.domain.plan import Placement, ReplicaPlacement
-from fabrictool.planner.replay import replay
+from fabrictool.planner import replay as replaying
+from fabrictool.planner.chosen import SearchOptions, best
+from fabrictool.planner.group_flows import divided_demands
+from fabrictool.planner.replay import FLEET, replay
+from fabrictool.planner.situation import Situation
+from fabrictool.planner.weights import planned_flows, planned_rates
 
 INVENTORY = """
 apiVersion: fabrictool/v1
@@ -84,3 +90,95 @@ def test_a_pair_hands_over(play):
     pair = play(2, placed("m/0", phase="prefill"), placed("m/1", phase="decode"))["m"]
     assert pair.attainment > 0.9
     assert pair.tpot_p95_s != together.tpot_p95_s
+
+
+GROUPS_INVENTORY = """
+apiVersion: fabrictool/v1
+kind: Inventory
+providers: {ethz: {}, unibas: {}, nobody: {}}
+sites: {zurich: {provider: ethz}, basel: {provider: unibas}}
+clusters:
+  dear:
+    site: zurich
+    kind: local
+    partitions: {gpu: {device: h100-sxm, devices_per_node: 4, nodes: 9, price: 40 CHF/h}}
+  cheap:
+    site: basel
+    kind: local
+    partitions: {gpu: {device: h100-sxm, devices_per_node: 4, nodes: 9, price: 8 CHF/h}}
+"""
+GROUPS_BLUEPRINT = """
+apiVersion: fabrictool/v1
+kind: Blueprint
+fabric: f
+inventory: inventory.yaml
+objective: [slo, cost]
+trust: {groups: {lab-a: {allow: [ethz]}, lab-b: {allow: [ethz, unibas]}, far: {allow: [nobody]}}}
+models:
+  chat:
+    source: hf://meta-llama/Llama-3.1-8B-Instruct
+    engine: vllm
+    variant: {precision: bf16, context: 4096 tok}
+    demand: {rate: RATE req/s, input: 500 tok, output: 200 tok, groups: {lab-a: 60%, lab-b: 10%}}
+    slo: {ttft_p95: 500ms, tpot_p95: 25ms, attain: 95%}
+    replicas: {min: 1, max: 40}
+routing: {policy: weighted}
+"""
+
+
+def planned_by_groups(folder, rate, old="", new=""):
+    (folder / "inventory.yaml").write_text(GROUPS_INVENTORY)
+    (folder / "blueprint.yaml").write_text(GROUPS_BLUEPRINT.replace("RATE", str(rate)).replace(old, new))
+    files = load(folder / "blueprint.yaml", environment={})
+    there = Situation(files.blueprint, files.inventory, ("dear", "cheap"), (), {}, 0.0)
+    return there, best(there, SearchOptions(work_s=10.0))
+
+
+def test_the_verdict_is_of_what_routing_does_with_each_group(tmp_path):
+    """By one weight a third of all others goes to the replicas that lab-a needs for itself, and they miss the SLO."""
+    there, chosen = planned_by_groups(tmp_path, 135)
+    assert {its.cluster for its in chosen.placement.replicas} == {"dear", "cheap"}
+    assert chosen.played["chat"].figures.attainment > 0.99
+    assert chosen.played["chat"].misses == ()
+    plain = Placement(
+        replicas=tuple(msgspec.structs.replace(its, group_weights={}) for its in chosen.placement.replicas)
+    )
+    problem, solution = chosen.problem, chosen.solution
+    rates = planned_rates(problem, solution)
+    flows = planned_flows(problem, solution, divided_demands(problem, solution))
+    by_one = replay(there.blueprint, there.inventory, plain, rates, 0, flows=flows)["chat"]
+    assert by_one.misses
+    assert by_one.figures.attainment < 0.8
+
+
+def test_a_part_of_a_large_fleet_has_the_same_load_of_each_group_on_each_replica(tmp_path, monkeypatch):
+    seen = []
+
+    def kept(simulation, *arguments, **more):
+        seen.append(simulation)
+        return steady_state(simulation, *arguments, **more)
+
+    steady_state = replaying.steady_state
+    monkeypatch.setattr(replaying, "steady_state", kept)
+    _, chosen = planned_by_groups(tmp_path, 600)
+    rates = planned_rates(chosen.problem, chosen.solution)
+    of_cluster = {key[1]: rate for key, rate in rates.items()}
+    simulation = seen[-1]
+    assert len(chosen.placement.replicas) > FLEET >= len(simulation.specs) - 1
+    loads = [0.0] * len(simulation.specs)
+    for part in simulation.parts:
+        able = [r for r, spec in enumerate(simulation.specs) if part.allowed is None or spec.provider in part.allowed]
+        weights = {r: simulation.specs[r].group_weights[part.group] for r in able}
+        for r in able:
+            loads[r] += simulation.rate * part.share * weights[r] / sum(weights.values())
+    names = {"ethz": "dear", "unibas": "cheap"}
+    wanted = [of_cluster[names[spec.provider]] for spec in simulation.specs]
+    assert loads == pytest.approx(wanted, rel=0.01)
+
+
+def test_requests_that_nobody_may_serve_are_no_load(tmp_path):
+    """They are unserved, and the plan says so; whom a gateway refuses makes nobody else late."""
+    _, chosen = planned_by_groups(tmp_path, 135, "lab-b: 10%", "far: 10%")
+    figures = chosen.played["chat"].figures
+    assert figures.attainment > 0.99
+    assert chosen.played["chat"].misses == ()

@@ -21,6 +21,7 @@ from fabrictool.planner.situation import situation_of
 from fabrictool.planner.solvers.exact import ExactSolver
 from fabrictool.planner.solvers.memp import MempSolver
 from tests.planner.fabrics import applied
+from tests.planner.test_replay import GROUPS_BLUEPRINT, GROUPS_INVENTORY
 from tests.seeds import seeds
 
 ONE_MODEL = """\
@@ -72,6 +73,24 @@ def nothing(there):
 
 def planned(there, evidence, options=SOON):
     return plan(there.blueprint, there.inventory, evidence, options, now=0.0)
+
+
+def test_a_plan_of_what_was_applied_is_empty_with_weights_by_group_too(tmp_path):
+    (tmp_path / "inventory.yaml").write_text(GROUPS_INVENTORY)
+    gateway = "gateway: {cluster: dear, listen: 127.0.0.1:8801, mesh: 127.0.0.1:8802}\n"
+    (tmp_path / "blueprint.yaml").write_text(GROUPS_BLUEPRINT.replace("RATE", "135") + gateway)
+    there = load(tmp_path / "blueprint.yaml", environment={})
+    first = planned(there, nothing(there), LONG)
+    assert planned(there, applied(there, first), LONG).changes == ()
+    former = tuple(
+        msgspec.structs.replace(its, spec=msgspec.structs.replace(its.spec, group_weights=msgspec.UNSET))
+        if its.address.startswith("gateway/")
+        else its
+        for its in first.actions
+    )
+    (change,) = planned(there, applied(there, msgspec.structs.replace(first, actions=former)), LONG).changes
+    assert change.address == "gateway/main", "of an earlier release"
+    assert [its.partition(":")[0] for its in change.changes] == ["group_weights"]
 
 
 @seeds(0, drawn=3, long=1000)

@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -14,6 +14,7 @@ class FakeReplica:
     key: bytes
     load: float = 0.0
     weight: float = 1.0
+    group_weights: dict[str, float] = field(default_factory=dict)
 
 
 def replicas(number, rng):

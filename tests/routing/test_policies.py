@@ -7,7 +7,7 @@ import random
 import sys
 import zipfile
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -37,6 +37,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "routing-plugin"
 class Replica:
     load: float = 0.0
     weight: float = 1.0
+    group_weights: dict[str, float] = field(default_factory=dict)
     model: str = "m"
     provider: str = "alpha"
     site: str = "here"
@@ -95,7 +96,7 @@ def test_weighted_forgets_who_left():
     policy = WeightedPolicy()
     for _ in range(CREDITS_KEPT):
         policy.pick([Replica(), Replica()])
-    assert len(policy.credit) <= CREDITS_KEPT
+    assert len(policy.credits[None]) <= CREDITS_KEPT
 
 
 def test_weighted_forgets_no_model_for_another():

@@ -3,7 +3,7 @@
 import itertools
 import random
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
@@ -24,6 +24,7 @@ class FakeReplica:
     context: int = 0
     load: float = 0.0
     weight: float = 1.0
+    group_weights: dict[str, float] = field(default_factory=dict)
     device: str = ""
     steps: None = None
 

@@ -730,7 +730,7 @@ def test_a_decode_replica_that_dies_loses_the_answers_that_had_begun():
 
 def test_an_interruption_without_anybody_to_show_progress_to_goes_through():
     class Stop(type(routing_policy("round-robin", random.Random(0)))):
-        def pick(self, candidates):
+        def pick(self, candidates, request):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -86,7 +86,7 @@ class Shares:
     weights: list[float]
     rng: random.Random
 
-    def pick(self, candidates):
+    def pick(self, candidates, request):
         return self.rng.choices(candidates, weights=[self.weights[c.index] for c in candidates])[0]
 
 
