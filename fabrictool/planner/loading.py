@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from fabrictool.planner.limits import DUST
 from fabrictool.planner.moving import DRAIN_S
-from fabrictool.planner.succession import percentile
+from fabrictool.planner.queue_waits import queue_wait_s
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -55,11 +55,9 @@ def lead_of(inventory: Inventory, measured: Mapping[str, Sequence[float]], now: 
     `measured`: seconds that these waited, by ``CLUSTER/PARTITION``; `now`: seconds since 1970.
     """
     waits = {
-        (cluster, name): percentile(measured.get(f"{cluster}/{name}", ()), 0.95, 0.0)
-        if partition.queue_wait is None
-        else float(partition.queue_wait)
+        (cluster, name): queue_wait_s(its.stated_waits.get(name), measured.get(f"{cluster}/{name}", ()), 0.0)
         for cluster, its in inventory.clusters.items()
-        for name, partition in its.partitions.items()
+        for name in its.partitions
     }
     return Lead(now, {place: wait for place, wait in waits.items() if wait})
 
