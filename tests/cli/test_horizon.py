@@ -65,6 +65,39 @@ def test_the_document_has_when_each_job_is_to_be_submitted(fabric, capsys):
     assert told["interrupted"] is False
 
 
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl"
+LOGIN = f"kind: slurm\n    login: [{{host: login.example.org, user: me, host_keys: [{KEY}]}}]"
+
+
+@pytest.mark.parametrize("scheduler", [True, False])
+def test_it_says_which_jobs_end_and_from_when_on_the_next_ones_serve(fabric, capsys, scheduler):
+    """Jobs of eight hours: with a scheduler the next one is asked for early, and loads where devices are free."""
+    inventory = fabric.parent / "inventory.yaml"
+    text = inventory.read_text().replace("queue_wait: 45m", "queue_wait: 45m, walltime: 8h")
+    inventory.write_text(text.replace("kind: local", LOGIN) if scheduler else text)
+    asked = ["plan", "-b", str(fabric), "--assume-empty", *DAY]
+    assert main(asked) == 0
+    out = capsys.readouterr().out
+    assert all(len(line) <= 80 for line in out.splitlines())
+    assert re.search(r"^renewed: \d+ jobs end within this time[;,] ", out, re.MULTILINE)
+    assert re.search(r"^lost to loading: [\d,]+ requests$", out, re.MULTILINE)
+    assert main([*asked, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    every = [its | {"step": step["begin"]} for step in told["steps"] for its in step["renewals"]]
+    assert sum(its["replicas"] for its in every) == int(re.search(r"^renewed: (\d+)", out, re.MULTILINE)[1])
+    for its in every:
+        step, ends, submit, loads, serves = (
+            datetime.fromisoformat(its[name]).timestamp()
+            for name in ("step", "ends", "submit_by", "loads_from", "serves_from")
+        )
+        assert its["cluster"] == "cheap"
+        assert step <= ends < step + 6 * 3600.0
+        assert loads >= submit + 2699.0
+        assert (submit < ends) == scheduler
+        assert serves > loads
+    assert any(its["serves_from"] <= its["ends"] for its in every) == scheduler
+
+
 def test_where_no_wait_is_known_that_is_said(tmp_path):
     inventory = situation(tmp_path).inventory
     queued = {name: its.model_copy(update={"kind": "slurm"}) for name, its in inventory.clusters.items()}
