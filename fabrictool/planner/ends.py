@@ -58,7 +58,7 @@ def _lengths(cluster: ClusterSpec, facts: ClusterFacts | None) -> dict[str, floa
     for name, partition in cluster.partitions.items():
         queue = None if facts is None else facts.queues.get(name)
         stated = None if partition.walltime is None else float(partition.walltime)
-        limits = [limit for limit in (stated, None if queue is None else queue.longest_s) if limit is not None]
+        limits = [limit for limit in (stated, None if queue is None else queue.longest_s) if limit]
         if limits:
             lengths[name] = min(limits)
     return lengths

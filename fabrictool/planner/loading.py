@@ -102,7 +102,7 @@ class Past:
     """What loads in them for later steps."""
     missing: Missing = ()
     """Of the last one, what still loads at its end, from there."""
-    jobs: tuple[tuple[PlannedJob, int], ...] = ()
+    jobs: tuple[tuple[OptionKey, tuple[PlannedJob, ...]], ...] = ()
     """That may end; none where none can within the horizon."""
     doubled: tuple[Doubled, ...] = ()
     """What loads in them beside the job that it follows."""
@@ -168,7 +168,7 @@ class Starts:
     def first(self, running: Mapping[OptionKey, int]) -> Past:
         """Before the horizon, with nothing that loads."""
         placed = tuple(sorted((key, k) for key, k in running.items() if k))
-        return Past((placed,), ((),), jobs=_counted(self._renewals.first(dict(placed))))
+        return Past((placed,), ((),), jobs=tuple(sorted(self._renewals.first(dict(placed)).items())))
 
     def share_of_late(self, at: int, key: OptionKey) -> float:
         """The part of a step in which a replica serves whose devices are free only from its beginning on."""
@@ -184,12 +184,12 @@ class Starts:
         starts: list[TimedStart] = []
         for key in sorted((key for key, n in changes.items() if n > 0), key=lambda key: self._turn(at, key)):
             starts += self._starts(at, past, booked, key, changes[key])
-        jobs = self._renewals.kept(at, Counter(dict(past.jobs)), changes) + self._renewals.started(
-            at, ((s.key, s.count, s.begins, s.serves) for s in starts)
-        )
+        jobs = dict(past.jobs)
+        self._renewals.stop(at, jobs, changes)
+        self._renewals.start(at, jobs, ((its.key, its.count, its.begins, its.serves) for its in starts))
         placements = (*past.placed, placed)
         around = Around(placements, [*booked, Counter()], list(past.doubled))
-        renewals = self._renewals.renewed(at, jobs, around)
+        renewals = self._renewals.renew(at, jobs, around)
         late = [(its.key, 0.0, its.serves, its.count) for its in starts if its.late]
         late += [(its.key, its.lacks_from, its.serves, 1) for its in renewals if its.late]
         missing = tuple(sorted([*_stopped(past.missing, changes), *late]))
@@ -205,7 +205,7 @@ class Starts:
             placements[-kept:],
             records[-kept:],
             later,
-            _counted(jobs),
+            tuple(sorted(jobs.items())),
             tuple(sorted(its for its in around.doubled if its.until > since)),
         )
         stops = -sum(n for n in changes.values() if n < 0)
@@ -234,7 +234,7 @@ class Starts:
             # What fits into the step that ends at this boundary may begin before it.
             since = max(wanted, -(back + 1) * seconds) if back < at else wanted
             free = min(
-                self.room(at - back - 1, past.placed[-1 - back], booked[-1 - back] + beside, key, left)
+                self.room(at - back - 1, past.placed[-1 - back], _sum(booked[-1 - back], beside), key, left)
                 for beside in beside_during(past.doubled, begin + since, begin + drained[back])
             )
             if free < left:
@@ -317,8 +317,8 @@ def _stopped(missing: Missing, changes: Mapping[OptionKey, int]) -> Missing:
     return tuple(sorted(kept))
 
 
-def _counted(jobs: Counter[PlannedJob]) -> tuple[tuple[PlannedJob, int], ...]:
-    return tuple(sorted((+jobs).items()))
+def _sum(booked: Counter[OptionKey], beside: Counter[OptionKey]) -> Counter[OptionKey]:
+    return booked + beside if beside else booked
 
 
 def loads_before(

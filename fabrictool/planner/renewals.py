@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections import Counter
 from dataclasses import dataclass, field
@@ -56,6 +57,10 @@ class PlannedJob(NamedTuple):
     key: OptionKey
     ends: float
     serves: float
+
+
+Jobs = dict["OptionKey", tuple[PlannedJob, ...]]
+"""By option, those that end first first."""
 
 
 class Doubled(NamedTuple):
@@ -157,60 +162,65 @@ class JobRenewals:
         self.longest_s = max((kind.load_s + AHEAD_S for kind in self._kinds.values()), default=0.0) if self.any else 0.0
         """How long before its end a job is followed at most, in seconds."""
 
-    def first(self, running: Mapping[OptionKey, int]) -> Counter[PlannedJob]:
+    def first(self, running: Mapping[OptionKey, int]) -> Jobs:
         """Of what runs before the horizon."""
-        jobs: Counter[PlannedJob] = Counter()
+        jobs: Jobs = {}
         for key, count in running.items() if self.any else ():
             if self._counts(key):
                 ends = sorted(self._known.get(key, ()))[:count]
-                jobs.update(PlannedJob(key, end, -math.inf) for end in [*ends, *[math.inf] * (count - len(ends))])
+                ends += [math.inf] * (count - len(ends))
+                jobs[key] = tuple(PlannedJob(key, end, -math.inf) for end in ends)
         return jobs
 
-    def started(self, at: int, starts: Iterable[tuple[OptionKey, int, float, float]]) -> Counter[PlannedJob]:
-        """Of what starts for a step: (option, how many, seconds from its beginning until they hold devices, and until
+    def start(self, at: int, jobs: Jobs, starts: Iterable[tuple[OptionKey, int, float, float]]) -> None:
+        """Adds what starts for a step: (option, how many, seconds from its beginning until they hold devices, and until
         they serve).
         """
         begin = self._begin_of(at)
-        jobs: Counter[PlannedJob] = Counter()
         together: Counter[tuple[OptionKey, float, float]] = Counter()
         for key, count, begins, serves in starts if self.any else ():
             together[key, begins, serves] += count
         for (key, begins, serves), count in together.items():
             if self._counts(key):
                 lengths = usual_lengths(self._kinds[key].walltime_s, count)
-                jobs.update(PlannedJob(key, begin + begins + length, begin + serves) for length in lengths)
-        return jobs
+                new = [PlannedJob(key, begin + begins + length, begin + serves) for length in lengths]
+                jobs[key] = tuple(sorted([*jobs.get(key, ()), *new]))
 
-    def kept(self, at: int, jobs: Counter[PlannedJob], changes: Mapping[OptionKey, int]) -> Counter[PlannedJob]:
-        """Without what stops at the beginning of a step; `changes`: replicas that are more, or fewer."""
-        begin, left = self._begin_of(at), Counter(jobs)
+    def stop(self, at: int, jobs: Jobs, changes: Mapping[OptionKey, int]) -> None:
+        """Takes out what stops at the beginning of a step; `changes`: replicas that are more, or fewer."""
+        begin = self._begin_of(at)
         for key, change in changes.items():
-            mine = sorted(
-                (job for job in jobs.elements() if job.key == key) if change < 0 else (),
-                key=lambda job: (job.serves <= begin, -max(begin, job.serves), job.ends),
-            )
-            left.subtract(mine[: max(0, -change)])
-        return +left
+            if change < 0 and key in jobs:
+                mine = sorted(jobs[key], key=lambda job: (job.serves <= begin, -max(begin, job.serves), job.ends))
+                jobs[key] = tuple(sorted(mine[-change:]))
+                if not jobs[key]:
+                    del jobs[key]
 
-    def renewed(self, at: int, jobs: Counter[PlannedJob], around: Around) -> list[JobRenewal]:
+    def renew(self, at: int, jobs: Jobs, around: Around) -> list[JobRenewal]:
         """Of a step, by their ends; `jobs` and what is doubled `around` have what follows afterwards."""
         begin = self._begin_of(at)
         end = begin + self._seconds
-        ending = [(job.ends, self._turn(at, job.key), job) for job in jobs.elements() if job.ends < end]
+        ending = [
+            (job.ends, self._turn(at, job.key), job)
+            for its in jobs.values()
+            for job in itertools.takewhile(lambda job: job.ends < end, its)
+        ]
+        later = {job.key: [job for job in jobs[job.key] if job.ends >= end] for _, _, job in ending}
         heapq.heapify(ending)
         renewals = []
         while ending:
             _, turn, job = heapq.heappop(ending)
             its = self._follower(at, job, around)
             after = PlannedJob(job.key, its.begins + usual_lengths(self._kinds[job.key].walltime_s, 1)[0], its.serves)
-            jobs[job] -= 1
-            jobs[after] += 1
             if after.ends < end:
                 heapq.heappush(ending, (after.ends, turn, after))
+            else:
+                later[job.key].append(after)
             times = (its.ends, its.submit, its.begins, its.serves, its.until, its.lacks_from)
             renewals.append(JobRenewal(job.key, *(time - begin for time in times)))
             if its.doubled_s > 0.0:
                 around.doubled.append(Doubled(job.key, its.begins, its.until))
+        jobs.update({key: tuple(sorted(its)) for key, its in later.items()})
         return renewals
 
     # -- internals --------------------------------------------------------------------------------------------
