@@ -233,10 +233,10 @@ class Starts:
         for back in range(len(past.placed)):
             # What fits into the step that ends at this boundary may begin before it.
             since = max(wanted, -(back + 1) * seconds) if back < at else wanted
-            free = min(
-                self.room(at - back - 1, past.placed[-1 - back], _sum(booked[-1 - back], beside), key, left)
-                for beside in beside_during(past.doubled, begin + since, begin + drained[back])
-            )
+            free = left
+            for beside in beside_during(past.doubled, begin + since, begin + drained[back]):
+                loads = booked[-1 - back] + beside if beside else booked[-1 - back]
+                free = self.room(at - back - 1, past.placed[-1 - back], loads, key, free)
             if free < left:
                 ends.append((left - free, drained[back]))
             left = free
@@ -315,10 +315,6 @@ def _stopped(missing: Missing, changes: Mapping[OptionKey, int]) -> Missing:
         if count > gone:
             kept.append((key, since, until, count - gone))
     return tuple(sorted(kept))
-
-
-def _sum(booked: Counter[OptionKey], beside: Counter[OptionKey]) -> Counter[OptionKey]:
-    return booked + beside if beside else booked
 
 
 def loads_before(

@@ -177,14 +177,15 @@ class JobRenewals:
         they serve).
         """
         begin = self._begin_of(at)
-        together: Counter[tuple[OptionKey, float, float]] = Counter()
+        together: dict[tuple[OptionKey, float, float], int] = {}
         for key, count, begins, serves in starts if self.any else ():
-            together[key, begins, serves] += count
-        for (key, begins, serves), count in together.items():
             if self._counts(key):
-                lengths = usual_lengths(self._kinds[key].walltime_s, count)
-                new = [PlannedJob(key, begin + begins + length, begin + serves) for length in lengths]
-                jobs[key] = tuple(sorted([*jobs.get(key, ()), *new]))
+                start = (key, begins, serves)
+                together[start] = together.get(start, 0) + count
+        for (key, begins, serves), count in together.items():
+            lengths = usual_lengths(self._kinds[key].walltime_s, count)
+            new = [PlannedJob(key, begin + begins + length, begin + serves) for length in lengths]
+            jobs[key] = tuple(sorted([*jobs[key], *new]) if key in jobs else new)
 
     def stop(self, at: int, jobs: Jobs, changes: Mapping[OptionKey, int]) -> None:
         """Takes out what stops at the beginning of a step; `changes`: replicas that are more, or fewer."""
@@ -273,6 +274,8 @@ class JobRenewals:
 
 def beside_during(doubled: Iterable[Doubled], since: float, until: float) -> Iterable[Counter[OptionKey]]:
     """What is doubled at each moment at which that becomes more."""
-    every = [its for its in doubled if its.touches(since, until)]
-    for moment in {since, *(its.begins for its in every if its.begins > since)}:
-        yield Counter(its.key for its in every if its.begins <= moment < its.until)
+    every = [its for its in doubled if its.begins < until and its.until > since]
+    if not every:
+        return (Counter(),)
+    moments = {since, *(its.begins for its in every if its.begins > since)}
+    return [Counter(its.key for its in every if its.begins <= moment < its.until) for moment in moments]
