@@ -118,7 +118,7 @@ def show_horizon(
     if horizon.copied or interrupted:
         why = "Ctrl-C: this is the best so far" if interrupted else "the budget was over"
         say(f"{why}: {_not_searched(horizon)}")
-    for line in [*_notes(source, horizon, waits), *_queue_notes(source, lead)]:
+    for line in [*_notes(source, horizon, waits), *_queue_notes(source, lead), *_unasked_notes(horizon, lead)]:
         say(line)
     say("nothing is applied; `--json` has the placement of each step, and when each job is to be submitted")
     return 0
@@ -315,6 +315,13 @@ def _queue_notes(source: Source, lead: Lead) -> list[str]:
     if unknown:
         notes.append(f"no wait in the queue is known, and none is counted (`queue_wait`): {', '.join(unknown)}")
     return notes
+
+
+def _unasked_notes(horizon: Horizon, lead: Lead) -> list[str]:
+    """Why every job that ends there leaves a gap."""
+    ending = {its.key[1:3] for part in horizon.schedule.parts for its in part.renewals} & lead.ends.unasked
+    places = ", ".join("/".join(place) for place in sorted(ending))
+    return [f"no scheduler is asked for the next job before one ends: {places}"] if ending else []
 
 
 def document(horizon: Horizon, currency: str, *, interrupted: bool = False) -> HorizonAnswer:

@@ -259,6 +259,17 @@ def test_walltimes_beyond_the_horizon_change_nothing(seed):
     assert planned(every, {}, solve, lead=replace(lead, ends=JobEnds(lengths, later))).schedule == plain
 
 
+@seeds(2, drawn=3, long=50)
+def test_what_can_wait_is_never_served_worse_for_it_where_jobs_end(seed):
+    instance, demands, seconds, away, lead = drawn(seed)
+    lead = with_ends(seed, instance, lead, current=(), seconds=seconds, number=len(demands))
+    try:
+        horizon = planned(steps(instance, demands, seconds=seconds, away=away), {}, solve, waits={"m": 2}, lead=lead)
+    except InfeasibleError:
+        return
+    assert horizon.at_once is None or horizon.schedule.rank <= horizon.at_once.rank
+
+
 def test_a_judge_without_ends_remembers_no_jobs():
     instance = two(2)
     judge = Judge(steps(instance, [(MOST, 0.0)]), running(instance, 1), lead=LONG_AGO)
