@@ -184,6 +184,21 @@ class HorizonStart(msgspec.Struct, frozen=True, kw_only=True):
     """When they are thought to have loaded; after the beginning of the step: they are late."""
 
 
+class HorizonRenewal(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs that end at the same time, and those that follow them; until these serve their model lacks them."""
+
+    model: str
+    cluster: str
+    partition: str
+    replicas: int
+    ends: str
+    submit_by: str
+    """When the next job is asked for."""
+    loads_from: str
+    """From then on it holds devices."""
+    serves_from: str
+
+
 class HorizonStep(msgspec.Struct, frozen=True, kw_only=True):
     """What would run in one step."""
 
@@ -206,6 +221,8 @@ class HorizonStep(msgspec.Struct, frozen=True, kw_only=True):
     unserved_after_losses_rate: float
     """Requests/s; see `HorizonTotals`."""
     starting: list[HorizonStart]
+    renewals: list[HorizonRenewal]
+    """Of jobs that end in it, by their ends."""
     placement: list[PlacedRow]
 
 

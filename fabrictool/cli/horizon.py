@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,14 @@ import typer
 
 from fabrictool.base.clock import duration_text
 from fabrictool.base.units import Instant, UnitError
-from fabrictool.cli.forecast_answers import HorizonAnswer, HorizonQuota, HorizonStart, HorizonStep, HorizonTotals
+from fabrictool.cli.forecast_answers import (
+    HorizonAnswer,
+    HorizonQuota,
+    HorizonRenewal,
+    HorizonStart,
+    HorizonStep,
+    HorizonTotals,
+)
 from fabrictool.cli.output import data, json_data, say, table
 from fabrictool.cli.searches import Searches, placement_row
 from fabrictool.planner.horizon import FOR_WAYS, planned
@@ -31,6 +39,7 @@ if TYPE_CHECKING:
     from fabrictool.domain.evidence import Evidence
     from fabrictool.planner.horizon import Horizon
     from fabrictool.planner.loading import Lead, TimedStart
+    from fabrictool.planner.renewals import JobRenewal
     from fabrictool.planner.schedules import PlacedStep, Schedule
     from fabrictool.planner.steps import Step
 
@@ -69,6 +78,7 @@ def show_horizon(
     as_json: bool,
 ) -> int:
     """Plan each step and print it; returns the exit code. Raises UsageError FT2032, InfeasibleError FT200x."""
+    from fabrictool.planner.ends import job_ends
     from fabrictool.planner.plan import currency_of
     from fabrictool.planner.situation import situation_of
 
@@ -80,7 +90,8 @@ def show_horizon(
     situation = situation_of(source.blueprint, source.inventory, evidence, begin)
     steps = steps_of(situation, begin, span.step_s, math.ceil(span.seconds / span.step_s))
     waits = waits_of(situation, span.step_s)
-    lead = lead_of(situation.inventory, evidence.state.waits, now)
+    ends = job_ends(source.blueprint, situation.inventory, evidence, begin)
+    lead = replace(lead_of(situation.inventory, evidence.state.waits, now), ends=ends)
     # Of alike steps each is asked for from nothing, from what another leaves, from what it has itself, and for what
     # loads fast.
     number = min(3 * len(steps), 4 * different(steps)) + 1
@@ -107,7 +118,7 @@ def show_horizon(
     if horizon.copied or interrupted:
         why = "Ctrl-C: this is the best so far" if interrupted else "the budget was over"
         say(f"{why}: {_not_searched(horizon)}")
-    for line in [*_notes(source, horizon, waits), *_queue_notes(source, lead)]:
+    for line in [*_notes(source, horizon, waits), *_queue_notes(source, lead), *_unasked_notes(horizon, lead)]:
         say(line)
     say("nothing is applied; `--json` has the placement of each step, and when each job is to be submitted")
     return 0
@@ -117,7 +128,9 @@ def text(horizon: Horizon, currency: str, zone: tzinfo, now: float) -> str:
     """A line for each step, then what it comes to beside other ways of doing it; within 80 columns."""
     rows = [_row(step, part, zone, now) for step, part in zip(horizon.steps, horizon.schedule.parts, strict=True)]
     headings = ["step", "req/s", "replicas", "starts", "stops", currency, "served", "in SLO"]
-    beside = [*_away(horizon.steps, zone), *_late(horizon, zone), *_exposed(horizon, zone), *_quotas(horizon)]
+    loading = [*_late(horizon, zone), *_renewed(horizon, zone)]
+    loading += [f"lost to loading: {_lost(horizon.schedule.to_loading)} requests"] if loading else []
+    beside = [*_away(horizon.steps, zone), *loading, *_exposed(horizon, zone), *_quotas(horizon)]
     lines = [table(headings, rows, columns=80), "", *beside, *([""] if beside else [])]
     others = [] if horizon.at_once is None else [("no request waits", horizon.at_once)]
     others += [("step by step, not looking ahead", horizon.greedy)]
@@ -157,7 +170,7 @@ def _away(steps: Sequence[Step], zone: tzinfo) -> list[str]:
 
 
 def _late(horizon: Horizon, zone: tzinfo) -> list[str]:
-    """How many replicas serve after the beginning of their step, and what is lost to that."""
+    """How many replicas serve after the beginning of their step."""
     parts = list(zip(horizon.steps, horizon.schedule.parts, strict=True))
     late = [(step, start) for step, part in parts for start in part.begun if start.late]
     if not late:
@@ -165,9 +178,25 @@ def _late(horizon: Horizon, zone: tzinfo) -> list[str]:
     number, every = sum(start.count for _, start in late), sum(part.starts for _, part in parts)
     step, start = late[0]
     first = f"first {_time(step.begin, zone)} from {_clock(step.begin + start.serves, zone, step.begin)} on"
+    return [f"late: {number} of {every} starts serve after the beginning of their step,", f"  {first}"]
+
+
+def _renewed(horizon: Horizon, zone: tzinfo) -> list[str]:
+    """How many jobs end, and where the next one does not serve by then."""
+    parts = zip(horizon.steps, horizon.schedule.parts, strict=True)
+    every = [(step, renewal) for step, part in parts for renewal in part.renewals]
+    late = [(step, renewal) for step, renewal in every if renewal.late]
+    if not every:
+        return []
+    ending = f"{len(every)} job{'s'[: len(every) != 1]} end{'s'[len(every) != 1 :]} within this time"
+    if not late:
+        return [f"renewed: {ending}, and the next one serves by then"]
+    step, first = late[0]
+    since, until = step.begin + first.lacks_from, step.begin + first.serves
+    model, cluster, partition, *_ = first.key
     return [
-        f"late: {number} of {every} starts serve after the beginning of their step,",
-        f"  {first}; {_lost(horizon.schedule.to_loading)} requests lost to loading",
+        f"renewed: {ending}; for {'all' if len(late) == len(every) else len(late)} the next one serves later,",
+        f"  first {model} on {cluster}/{partition} {_time(since, zone)} to {_clock(until, zone, since)}",
     ]
 
 
@@ -288,6 +317,13 @@ def _queue_notes(source: Source, lead: Lead) -> list[str]:
     return notes
 
 
+def _unasked_notes(horizon: Horizon, lead: Lead) -> list[str]:
+    """Why every job that ends there leaves a gap."""
+    ending = {its.key[1:3] for part in horizon.schedule.parts for its in part.renewals} & lead.ends.unasked
+    places = ", ".join("/".join(place) for place in sorted(ending))
+    return [f"no scheduler is asked for the next job before one ends: {places}"] if ending else []
+
+
 def document(horizon: Horizon, currency: str, *, interrupted: bool = False) -> HorizonAnswer:
     """All of it as one JSON document."""
     return HorizonAnswer(
@@ -340,6 +376,7 @@ def _step_document(step: Step, part: PlacedStep, came: Step) -> HorizonStep:
         misses_slo_rate=round(part.misses, 6),
         unserved_after_losses_rate=round(part.exposed, 6),
         starting=[_start_document(step, start) for start in part.begun],
+        renewals=[_renewal_document(step, its, count) for its, count in Counter(part.renewals).items()],
         placement=[placement_row(options[key], count) for key, count in part.placed],
     )
 
@@ -353,6 +390,19 @@ def _start_document(step: Step, start: TimedStart) -> HorizonStart:
         submit_by=_instant(step.begin + start.submit),
         loads_from=_instant(step.begin + start.begins),
         serves_from=_instant(step.begin + start.serves),
+    )
+
+
+def _renewal_document(step: Step, renewal: JobRenewal, count: int) -> HorizonRenewal:
+    return HorizonRenewal(
+        model=renewal.key[0],
+        cluster=renewal.key[1],
+        partition=renewal.key[2],
+        replicas=count,
+        ends=_instant(step.begin + renewal.ends),
+        submit_by=_instant(step.begin + renewal.submit),
+        loads_from=_instant(step.begin + renewal.begins),
+        serves_from=_instant(step.begin + renewal.serves),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,16 @@ def allocation(
             break  # the scheduler holds it until after the window, or starts it at once when that is called off
         begin = reservation.end
     return Allocation(walltime, begin - now, window)
+
+
+def usual_lengths(walltime_s: float, number: int) -> list[float]:
+    """Seconds of so many allocations that begin together: ends spread evenly, as those of many are."""
+    cut = STAGGER if STAGGERED_FROM_S <= walltime_s < math.inf else 0.0
+    return (
+        [walltime_s * (1.0 - cut * (at + 0.5) / number) for at in reversed(range(number))]
+        if cut
+        else [walltime_s] * number
+    )
 
 
 def _share(operation: str) -> float:

@@ -56,9 +56,13 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         return Observed(clusters=self.clusters)
 
     def within(self, inventory: Inventory) -> Evidence:
-        """Of the clusters that this inventory enables; one that was not looked at is unknown."""
-        enabled = [name for name, cluster in inventory.clusters.items() if cluster.enabled]
-        return msgspec.structs.replace(self, clusters={n: self.clusters.get(n) or _unseen(n) for n in enabled})
+        """Of the clusters that this inventory enables; one that was not looked at is unknown. It states the waits."""
+        enabled = {name: cluster for name, cluster in inventory.clusters.items() if cluster.enabled}
+        clusters = {
+            name: msgspec.structs.replace(self.clusters.get(name) or _unseen(name), stated_waits=cluster.stated_waits)
+            for name, cluster in enabled.items()
+        }
+        return msgspec.structs.replace(self, clusters=clusters)
 
     def running_specs(self) -> dict[str, UnitSpec]:
         """Operation → what the unit was told, of all that live and whose files are there."""

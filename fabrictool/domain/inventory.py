@@ -301,8 +301,8 @@ class Partition(Document):
     queue: Text | None = None
     """The batch scheduler's own name for it, where that is another, such as one with capitals."""
     queue_wait: Latency | None = None
-    """How long a job waits in its queue, for ``plan --horizon``; ``0s``: not at all. Absent: what 95 of 100 of our last
-    jobs waited there at most, and nothing where there were none."""
+    """How long a job waits in its queue; ``0s``: not at all. Schedules go by it, and a successor is asked for so much
+    earlier. Absent: what 95 of 100 of our last jobs waited there at most."""
     tier: Tier = "owned"
     """``scavenger`` capacity may be taken away at any time."""
     price: Price | None = None
@@ -412,6 +412,12 @@ class ClusterSpec(Document):
     def queues(self) -> bool:
         """Whether its units are jobs of a batch scheduler: they wait, and run on other machines than the login node."""
         return not self.bare and self.kind not in ("kubernetes", "joined")
+
+    @property
+    def stated_waits(self) -> dict[str, float]:
+        """Partition → seconds that a job waits in its queue; where `queue_wait` says so."""
+        stated = {name: partition.queue_wait for name, partition in self.partitions.items()}
+        return {name: float(wait) for name, wait in stated.items() if wait is not None}
 
     @property
     def joined(self) -> bool:

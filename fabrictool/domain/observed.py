@@ -186,6 +186,8 @@ class ClusterFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Its name and version."""
     queues: dict[str, Queue] = {}
     """By partition."""
+    stated_waits: dict[str, float] = {}
+    """Partition → seconds that a job waits in its queue, as the inventory states it; where it does."""
     away: tuple[Away, ...] = ()
     now: float | None = None
     """The scheduler's own clock, wall seconds: times that it says are compared with this one."""

@@ -54,12 +54,14 @@ def build_problem(
     current: Mapping[OptionKey, int],
     now: float = -math.inf,
     loads: Mapping[str, Sequence[float]] = MappingProxyType({}),
+    ends_apart: bool = False,
 ) -> tuple[PlacementProblem, Tables]:
     """The problem over the clusters in `usable`; those are the ones that answered.
 
-    `loads`: what starts took, as the state keeps it. Maintenance windows that end before `now` (seconds since 1970) are
-    over. `unseen` replicas stand on clusters that did not answer: columns with a fixed count, which serve and count
-    towards the bounds. One without a column, such as of a partition that is gone, counts towards the bounds.
+    `loads`: what starts took, as the state keeps it; `ends_apart`: no replica serves less for its walltime. Maintenance
+    windows that end before `now` (seconds since 1970) are over. `unseen` replicas stand on clusters that did not
+    answer: columns with a fixed count, which serve and count towards the bounds. One without a column, such as of a
+    partition that is gone, counts towards the bounds.
 
     Raises
     ------
@@ -89,7 +91,15 @@ def build_problem(
         columns[name] = VariantColumns(
             {
                 variant: Columns(
-                    name, its, architecture, demand_of(its, architecture), inventory, considered, loads, companions
+                    name,
+                    its,
+                    architecture,
+                    demand_of(its, architecture),
+                    inventory,
+                    considered,
+                    loads,
+                    companions,
+                    ends_apart=ends_apart,
                 )
                 for variant, its in wanted.each_variant.items()
             },

@@ -75,8 +75,13 @@ class Columns:
         pools: Sequence[Pool],
         loads: Mapping[str, Sequence[float]],
         companions: Mapping[str, ModelArchitecture] = MappingProxyType({}),
+        *,
+        ends_apart: bool = False,
     ) -> None:
-        """`loads` are the state's: seconds that starts took; `companions`: what its replicas serve beside it."""
+        """`loads` are the state's: seconds that starts took; `companions`: what its replicas serve beside it;
+        `ends_apart`: what a walltime's end costs is counted elsewhere, when it comes.
+        """
+        self._ends_apart = ends_apart
         self._loads = loads
         self._companions = companions
         self._sharing: dict[object, tuple[Shared, tuple[Level, ...], float] | None] = {}
@@ -183,7 +188,7 @@ class Columns:
         octets that a device loads.
         """
         start_s = self._start_time(pool, weights)
-        promise = promised(self._partition(pool), start_s)
+        promise = self._promised(self._partition(pool), start_s)
         levels = []
         for load in LOADS if promise else ():
             latency = its.under_load(load * its.capacity)
@@ -400,7 +405,7 @@ class Columns:
         # Each partition's walltime ends by itself, and one stage that is away is one too many.
         places = {pool.key: pool for pool in pools}.values()
         starts = [(self._partition(pool), self._start_time(pool, weights)) for pool in places]
-        promise = math.prod(promised(place, start_s) for place, start_s in starts)
+        promise = math.prod(self._promised(place, start_s) for place, start_s in starts)
         if not figures.fits or promise <= 0.0:
             return None
         demand, slo = self._demand, self._wanted.slo
@@ -427,6 +432,10 @@ class Columns:
 
     def _start_s(self, pool: Pool) -> float | None:
         return start_s(self._loads, self._wanted, self._name, pool.cluster)
+
+    def _promised(self, place: Partition, start_s: float) -> float:
+        share = promised(place, start_s)
+        return 1.0 if self._ends_apart and share else share
 
     def _partition(self, pool: Pool) -> Partition:
         return self._inventory.clusters[pool.cluster].partitions[pool.partition]

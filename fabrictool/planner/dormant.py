@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fabrictool.domain.address import Address, number_of
 from fabrictool.domain.specs import AgentSpec, Phase
 from fabrictool.planner.loads import known_loads
-from fabrictool.planner.succession import percentile
+from fabrictool.planner.queue_waits import percentile, queue_wait_s
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -85,7 +85,8 @@ def _number(address: str) -> int:
 def expected_at(evidence: Evidence, now: float) -> dict[str, float]:
     """Model that requests wait for → wall seconds at which a replica of it is to serve.
 
-    By the scheduler's word for a job that is in its queue, else by what our last jobs waited there and took to load.
+    By the scheduler's word for a job that is in its queue, else by what the inventory states, or our last jobs
+    waited there, and what these took to load.
     """
     state, counts = evidence.state, _wanted_counts(evidence)
     running = evidence.observed.running()
@@ -98,7 +99,10 @@ def expected_at(evidence: Evidence, now: float) -> dict[str, float]:
         if (unit is not None and unit.ready) or (unit is None and spec.is_extra):
             continue
         load = percentile(known_loads(state.loads, spec), 0.5, UNKNOWN_LOAD_S)
-        wait = percentile(state.waits.get(f"{applied.cluster}/{spec.partition}", ()), 0.5, UNKNOWN_WAIT_S)
+        facts = evidence.clusters.get(applied.cluster)
+        stated = None if facts is None else facts.stated_waits.get(spec.partition)
+        measured = state.waits.get(f"{applied.cluster}/{spec.partition}", ())
+        wait = queue_wait_s(stated, measured, UNKNOWN_WAIT_S, share=0.5)
         begins = now + wait if unit is None or unit.begins_at is None else unit.begins_at
         at = max(now, begins) + load
         expected |= {name: min(at, expected.get(name, at)) for name in asked}

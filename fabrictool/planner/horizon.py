@@ -331,7 +331,7 @@ def _quick(judge: Judge, simple: Schedule, search: HorizonSearch) -> list[Placed
         key = (judge.same[at], before)
         if part.to_loading and key not in placements and search.placing():
             with suppress(InfeasibleError):  # what loads fast enough may not be able to keep the rules
-                placements[key] = _solved(judge.quick(at, dict(before)), search.solve)
+                placements[key] = _solved(judge.quick(at, dict(before), part.renewals), search.solve)
         before = part.placed
     return list(placements.values())
 

@@ -7,6 +7,7 @@
   a model with a higher priority, or loads longer, chooses first; what can wait comes last.
 * Otherwise it begins a minute after the beginning of the first step from which on they are: by then what stops there
   has drained. Until it has loaded its model has only the others. What does not serve yet is stopped first.
+* A job that ends within a step is followed by another one (`planner.renewals`), which takes what these leave.
 
 Devices are counted as in the program: as if what stays could always stand so that the free ones are together.
 """
@@ -20,13 +21,15 @@ from typing import TYPE_CHECKING
 
 from fabrictool.planner.limits import DUST
 from fabrictool.planner.moving import DRAIN_S
-from fabrictool.planner.succession import percentile
+from fabrictool.planner.queue_waits import queue_wait_s
+from fabrictool.planner.renewals import Around, JobEnds, JobRenewals, beside_during
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from fabrictool.domain.inventory import Inventory
     from fabrictool.planner.problem import Level, Option, OptionKey, Pool, PoolKey, ResourceLimit
+    from fabrictool.planner.renewals import Doubled, JobRenewal, PlannedJob
     from fabrictool.planner.steps import Placed, Step
 
 EVER = -math.inf
@@ -34,12 +37,13 @@ EVER = -math.inf
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """How early a start may be, and how early it has to be."""
+    """How early a start may be, how early it has to be, and how long it lasts."""
 
     now: float = EVER
     """Seconds since 1970 before which nothing can be submitted; by default the beginning of the horizon."""
     waits: Mapping[PoolKey, float] = field(default_factory=dict)
     """Seconds that a job waits in the queue, by partition; absent: not at all."""
+    ends: JobEnds = field(default_factory=JobEnds)
 
     def wait_s(self, option: Option) -> float:
         return max((self.waits.get(pool.key, 0.0) for pool in option.pools), default=0.0)
@@ -55,11 +59,9 @@ def lead_of(inventory: Inventory, measured: Mapping[str, Sequence[float]], now: 
     `measured`: seconds that these waited, by ``CLUSTER/PARTITION``; `now`: seconds since 1970.
     """
     waits = {
-        (cluster, name): percentile(measured.get(f"{cluster}/{name}", ()), 0.95, 0.0)
-        if partition.queue_wait is None
-        else float(partition.queue_wait)
+        (cluster, name): queue_wait_s(its.stated_waits.get(name), measured.get(f"{cluster}/{name}", ()), 0.0)
         for cluster, its in inventory.clusters.items()
-        for name, partition in its.partitions.items()
+        for name in its.partitions
     }
     return Lead(now, {place: wait for place, wait in waits.items() if wait})
 
@@ -86,8 +88,8 @@ class TimedStart:
         return max(0.0, -self.begins)
 
 
-Missing = tuple[tuple["OptionKey", float, int], ...]
-"""(option, seconds from the beginning of a step until they serve, how many)."""
+Missing = tuple[tuple["OptionKey", float, float, int], ...]
+"""(option, seconds from the beginning of a step from which on and until when they do not serve, how many)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +102,21 @@ class Past:
     """What loads in them for later steps."""
     missing: Missing = ()
     """Of the last one, what still loads at its end, from there."""
+    jobs: tuple[tuple[OptionKey, tuple[PlannedJob, ...]], ...] = ()
+    """That may end; none where none can within the horizon."""
+    doubled: tuple[Doubled, ...] = ()
+    """What loads in them beside the job that it follows."""
 
-    @classmethod
-    def of(cls, running: Mapping[OptionKey, int]) -> Past:
-        """Before the horizon, with nothing that loads."""
-        return cls((tuple(sorted((key, k) for key, k in running.items() if k)),), ((),))
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What begins in a step, and what ends."""
+
+    starts: tuple[TimedStart, ...]
+    stops: int
+    renewals: tuple[JobRenewal, ...]
+    missing: Missing
+    """What does not serve all the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,16 +142,18 @@ class Starts:
         self._options: dict[int, dict[OptionKey, Option]] = {}
         self._shapes: dict[OptionKey, _Shape] = {}
         for at in sorted(set(same)):
-            every = {o.key: o for o in (*steps[at].problem.options, *steps[at].gone.values())}
-            self._options[at] = every
-            for key, option in every.items():
+            self._options[at] = {o.key: o for o in (*steps[at].problem.options, *steps[at].gone.values())}
+            for key, option in self._options[at].items():
                 if key not in self._shapes:
                     blocks = tuple((pool, size, number) for (pool, size), number in option.blocks.items())
                     pools = frozenset(pool for pool, _, _ in blocks)
                     self._shapes[key] = _Shape(blocks, pools, lead.wait_s(option))
         self._blocks: dict[Placed, dict[PoolKey, Counter[int]]] = {}
         self._uses: dict[tuple[int, int, OptionKey], float] = {}
-        longest = max((option.start_s for its in self._options.values() for option in its.values()), default=0.0)
+        every = {key: option for its in self._options.values() for key, option in its.items()}
+        waits = {key: (option, lead.wait_s(option)) for key, option in every.items()}
+        self._renewals = JobRenewals(steps, self._now, waits, lead.ends, self.room, self._turn)
+        longest = max([self._renewals.longest_s, *(option.start_s for option in every.values())])
         self._depth = min(len(steps), max(1, math.ceil((longest + DRAIN_S) / self._seconds)))
         slowest = max((shape.wait_s for shape in self._shapes.values()), default=0.0)
         self._usual = self._now + slowest + longest + self._depth * self._seconds
@@ -148,7 +162,13 @@ class Starts:
         """What the starts of a step depend on but for the past: steps of one kind have the same ones."""
         begin = self._steps[at].begin
         before = tuple(self._same[i] if i >= 0 else -1 for i in range(at - self._depth, at + 1))
-        return (None if begin >= self._usual else begin - self._now), before
+        usual = begin >= self._usual and not self._renewals.any
+        return (None if usual else begin - self._now), before
+
+    def first(self, running: Mapping[OptionKey, int]) -> Past:
+        """Before the horizon, with nothing that loads."""
+        placed = tuple(sorted((key, k) for key, k in running.items() if k))
+        return Past((placed,), ((),), jobs=tuple(sorted(self._renewals.first(dict(placed)).items())))
 
     def share_of_late(self, at: int, key: OptionKey) -> float:
         """The part of a step in which a replica serves whose devices are free only from its beginning on."""
@@ -156,23 +176,40 @@ class Starts:
         serves = max(DRAIN_S, self._now + self._shapes[key].wait_s - begin) + loading
         return max(0.0, 1.0 - serves / self._seconds)
 
-    # What starts, how many stop, what is missing and what is then past: each follows from the one before.
-    def after(self, at: int, past: Past, placed: Placed) -> tuple[tuple[TimedStart, ...], int, Missing, Past]:
-        """What starts for a step, how many stop, what does not serve from its beginning on, and what is then past."""
+    def after(self, at: int, past: Past, placed: Placed) -> tuple[Begun, Past]:
+        """What begins and ends in a step, and what is then past."""
         before, now = dict(past.placed[-1]), dict(placed)
         changes = {key: now.get(key, 0) - before.get(key, 0) for key in {*before, *now}}
         booked = [Counter(dict(its)) for its in past.booked]
         starts: list[TimedStart] = []
         for key in sorted((key for key, n in changes.items() if n > 0), key=lambda key: self._turn(at, key)):
             starts += self._starts(at, past, booked, key, changes[key])
-        late = ((its.key, its.serves, its.count) for its in starts if its.late)
+        jobs = dict(past.jobs)
+        self._renewals.stop(at, jobs, changes)
+        self._renewals.start(at, jobs, ((its.key, its.count, its.begins, its.serves) for its in starts))
+        placements = (*past.placed, placed)
+        around = Around(placements, [*booked, Counter()], list(past.doubled))
+        renewals = self._renewals.renew(at, jobs, around)
+        late = [(its.key, 0.0, its.serves, its.count) for its in starts if its.late]
+        late += [(its.key, its.lacks_from, its.serves, 1) for its in renewals if its.late]
         missing = tuple(sorted([*_stopped(past.missing, changes), *late]))
-        later = tuple((key, until - self._seconds, n) for key, until, n in missing if until > self._seconds)
-        stops = -sum(n for n in changes.values() if n < 0)
-        records = (*(tuple(sorted(its.items())) for its in booked), ())
+        seconds = self._seconds
+        later = tuple(
+            (key, max(0.0, since - seconds), until - seconds, n) for key, since, until, n in missing if until > seconds
+        )
         # What ran before the horizon drains after now, which may be later than the horizon's beginning.
         kept = self._depth + (at + 1 == self._depth)
-        return tuple(starts), stops, missing, Past((*past.placed, placed)[-kept:], records[-kept:], later)
+        records = (*(tuple(sorted(its.items())) for its in booked), ())
+        since = self._steps[at].begin - self._depth * seconds
+        then = Past(
+            placements[-kept:],
+            records[-kept:],
+            later,
+            tuple(sorted(jobs.items())),
+            tuple(sorted(its for its in around.doubled if its.until > since)),
+        )
+        stops = -sum(n for n in changes.values() if n < 0)
+        return Begun(tuple(starts), stops, tuple(renewals), missing), then
 
     def _turn(self, at: int, key: OptionKey) -> tuple[bool, float, float, OptionKey]:
         loading = self._options[self._same[at]][key].start_s
@@ -186,6 +223,7 @@ class Starts:
         loading, shape, seconds = self._options[self._same[at]][key].start_s, self._shapes[key], self._seconds
         now = self._now - self._steps[at].begin
         wanted = max(-loading, now + shape.wait_s)
+        begin = self._steps[at].begin
         # By boundary between steps, this one's beginning first: when what stops there has drained.
         drained = [DRAIN_S - back * seconds for back in range(len(past.placed) + 1)]
         if len(drained) > at:
@@ -194,7 +232,11 @@ class Starts:
         left = number
         for back in range(len(past.placed)):
             # What fits into the step that ends at this boundary may begin before it.
-            free = self.room(at - back - 1, past.placed[-1 - back], booked[-1 - back], key, left)
+            since = max(wanted, -(back + 1) * seconds) if back < at else wanted
+            free = left
+            for beside in beside_during(past.doubled, begin + since, begin + drained[back]):
+                loads = booked[-1 - back] + beside if beside else booked[-1 - back]
+                free = self.room(at - back - 1, past.placed[-1 - back], loads, key, free)
             if free < left:
                 ends.append((left - free, drained[back]))
             left = free
@@ -266,39 +308,48 @@ def _fitting(pool: Pool, blocks: Mapping[int, int], mine: Mapping[int, int], wan
 def _stopped(missing: Missing, changes: Mapping[OptionKey, int]) -> Missing:
     """What still loads, without what is stopped; what would serve last stops first."""
     left = Counter({key: -n for key, n in changes.items() if n < 0})
-    kept: list[tuple[OptionKey, float, int]] = []
-    for key, until, count in sorted(missing, key=lambda its: -its[1]):
+    kept: list[tuple[OptionKey, float, float, int]] = []
+    for key, since, until, count in sorted(missing, key=lambda its: -its[2]):
         gone = min(count, left[key])
         left[key] -= gone
         if count > gone:
-            kept.append((key, until, count - gone))
+            kept.append((key, since, until, count - gone))
     return tuple(sorted(kept))
 
 
-def loads_before(begun: Sequence[Sequence[TimedStart]], seconds: float) -> list[Placed]:
-    """What holds devices in each step of so many seconds to load for a later one; `begun`: what starts for each."""
+def loads_before(
+    begun: Sequence[Sequence[TimedStart]], renewed: Sequence[Sequence[JobRenewal]], seconds: float
+) -> list[Placed]:
+    """What holds devices in each step of so many seconds to load for a later one, or beside the job that it follows.
+
+    `begun`: what starts for each; `renewed`: what is renewed in each.
+    """
     held = [Counter["OptionKey"]() for _ in begun]
     for at, starts in enumerate(begun):
         for start in starts:
             for back in range(at):
                 if start.begins < -back * seconds:
                     held[at - back - 1][start.key] += start.count
-    return [tuple(sorted(its.items())) for its in held]
+    for at, renewals in enumerate(renewed):
+        for its in renewals:
+            for step in range(len(held)):
+                begin = (step - at) * seconds
+                held[step][its.key] += its.begins < begin + seconds and its.until > begin
+    return [tuple(sorted((+its).items())) for its in held]
 
 
-def stretches(
-    missing: Sequence[tuple[OptionKey, float, int]], seconds: float, first: float
-) -> list[tuple[float, dict[OptionKey, int]]]:
+def stretches(missing: Missing, seconds: float, first: float) -> list[tuple[float, dict[OptionKey, int]]]:
     """(share of the step, what does not serve in it) where anything does not, from `first` seconds in it on."""
-    ends = sorted({min(until, seconds) for _, until, _ in missing})
-    parts: list[tuple[float, dict[OptionKey, int]]] = []
     begin = max(0.0, first)
-    for end in ends:
+    moments = {min(its, seconds) for _, since, until, _ in missing for its in (since, until)}
+    parts: list[tuple[float, dict[OptionKey, int]]] = []
+    for end in sorted({begin, *moments}):
         if end > begin:
             lacking: Counter[OptionKey] = Counter()
-            for key, until, count in missing:
-                lacking[key] += count if until >= end else 0
-            parts.append(((end - begin) / seconds, {key: n for key, n in lacking.items() if n}))
+            for key, since, until, count in missing:
+                lacking[key] += count if until >= end and since <= begin else 0
+            if lacks := {key: n for key, n in lacking.items() if n}:
+                parts.append(((end - begin) / seconds, lacks))
             begin = end
     return parts
 

@@ -14,18 +14,20 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fabrictool.planner.formulation import Formulation
-from fabrictool.planner.loading import Lead, Past, Starts, lost, stretches
+from fabrictool.planner.loading import Lead, Starts, lost, stretches
 from fabrictool.planner.moving import DRAIN_S
 from fabrictool.planner.solvers.part import part_of
 from fabrictool.planner.stages import in_order
+from fabrictool.planner.steps import HOUR_S
 from fabrictool.planner.survival import exposure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from fabrictool.planner.loading import Missing, TimedStart
+    from fabrictool.planner.loading import Begun, Missing, Past, TimedStart
     from fabrictool.planner.problem import ModelNeed, OptionKey, PlacementProblem
     from fabrictool.planner.quotas import Quota
+    from fabrictool.planner.renewals import JobRenewal
     from fabrictool.planner.steps import Placed, Step
 
 MOST_TRIED = 5000
@@ -57,13 +59,15 @@ class PlacedStep:
     running: float
     """In what the step is paid in."""
     switching: float
-    """The same, of what loads before the step, and of what stops at its beginning."""
+    """The same, of what loads before the step or beside the job that it follows, and of what stops at its beginning."""
     begun: tuple[TimedStart, ...]
     stops: int
     to_loading: float = 0.0
     """Of what is unserved, requests/s that all replicas would serve if none still loaded."""
     used: tuple[float, ...] = ()
     """Of each quota: device hours, or money."""
+    renewals: tuple[JobRenewal, ...] = ()
+    """Of jobs that end in the step."""
 
     @property
     def replicas(self) -> int:
@@ -148,11 +152,11 @@ class Judge:
         """`waiting`: models whose requests may be served at any time within a step."""
         self.steps, self.more, self._waiting, self.quotas = steps, more, frozenset(waiting), tuple(quotas)
         self.choosing = False
-        self.first = Past.of(current)
         self.options = [{o.key: (i, o) for i, o in enumerate(step.problem.options)} for step in steps]
         self.same = [_first_alike(steps, at) for at in range(len(steps))]
         lead = Lead() if lead is None else lead
         self._starts = Starts(steps, self.same, lead, waiting)
+        self.first = self._starts.first(current)
         self._begin = max(lead.now, steps[0].begin)
         kinds = [self._starts.kind(at) for at in range(len(steps))]
         self._kinds = [kinds.index(kind) for kind in kinds]
@@ -227,14 +231,16 @@ class Judge:
         service, step = self.service(at, placed), self.steps[at]
         if service is None:
             return None
-        begun, stops, missing, after = self._starts.after(at, past, placed)
+        its, after = self._starts.after(at, past, placed)
         lacks, misses, unserved = service
-        late = (0.0, 0.0, 0.0) if not missing else self._while_loading(at, dict(placed), missing)
+        late = (0.0, 0.0, 0.0) if not its.missing else self._while_loading(at, dict(placed), its.missing)
         running = self._running(at, placed)
         now, before = dict(placed), past.placed[-1]
-        moves = [(its.key, its.count, its.early_s) for its in begun]
+        moves = [(start.key, start.count, start.early_s) for start in its.starts]
         moves += [(key, n - now.get(key, 0), DRAIN_S) for key, n in before if n > now.get(key, 0)]
         switching = math.fsum(n * step.moving(self._price(at, key), seconds) for key, n, seconds in moves)
+        # A walltime ends whatever is planned: that is no move, and costs just the devices that two hold.
+        switching += math.fsum(self._price(at, end.key) * end.doubled_s / HOUR_S for end in its.renewals)
         part = PlacedStep(
             placed,
             max(0.0, lacks + late[0]),
@@ -243,10 +249,11 @@ class Judge:
             unserved + late[2],
             running,
             switching,
-            begun,
-            stops,
+            its.starts,
+            its.stops,
             late[2],
-            self._used(at, placed, begun),
+            self._used(at, placed, its),
+            its.renewals,
         )
         return part, after
 
@@ -283,13 +290,13 @@ class Judge:
     def _while_loading(self, at: int, counts: Mapping[OptionKey, int], missing: Missing) -> Service:
         """What is lost more, as `service` says it, in requests/s of the whole step."""
         step, total = self.steps[at], [0.0, 0.0, 0.0]
-        late: dict[str, list[tuple[OptionKey, float, int]]] = defaultdict(list)
+        late: dict[str, list[tuple[OptionKey, float, float, int]]] = defaultdict(list)
         for its in missing:
             late[its[0][0]].append(its)
         for need in step.problem.needs:
             if need.model not in late:
                 continue
-            parts = stretches(late[need.model], step.seconds, self._begin - step.begin)
+            parts = stretches(tuple(late[need.model]), step.seconds, self._begin - step.begin)
             mine = {key: float(count) for key, count in counts.items() if key[0] == need.model}
             pieces = [(share, {key: float(lacking.get(key, 0)) for key in mine}) for share, lacking in parts]
             if need.model in self._waiting:  # what one part of the step cannot do another one may
@@ -338,13 +345,15 @@ class Judge:
             self._prices[where] = 0.0 if option is None else step.price(option)
         return self._prices[where]
 
-    def _used(self, at: int, placed: Placed, begun: Sequence[TimedStart]) -> tuple[float, ...]:
+    def _used(self, at: int, placed: Placed, begun: Begun) -> tuple[float, ...]:
         if not self.quotas:
             return ()
         step = self.steps[at]
         held = [(key, count * step.hours) for key, count in placed]
         # What loads before the horizon is of other hours.
-        held += [(its.key, its.count * min(its.early_s, at * step.seconds) / 3600.0) for its in begun]
+        before = at * step.seconds
+        held += [(its.key, its.count * min(its.early_s, before) / HOUR_S) for its in begun.starts]
+        held += [(its.key, max(0.0, its.until - max(its.begins, -before)) / HOUR_S) for its in begun.renewals]
         options = [(self.options[at][key][1], hours) for key, hours in held]
         return tuple(math.fsum(hours * its.limit.used_by(option) for option, hours in options) for its in self.quotas)
 
@@ -362,12 +371,18 @@ class Judge:
             past = its[1]
         return Schedule(tuple(parts), self.steps[0].seconds, self.quotas)
 
-    def quick(self, at: int, running: Mapping[OptionKey, int]) -> PlacementProblem:
-        """A step's problem in which all but what runs takes only what it can after it has loaded in it."""
+    def quick(self, at: int, running: Mapping[OptionKey, int], renewals: Sequence[JobRenewal] = ()) -> PlacementProblem:
+        """A step's problem in which all but what runs takes only what it can after it has loaded in it, and what is
+        renewed what it can beside that.
+        """
         step = self.steps[at]
         shares = {
             o.key: 1.0 if o.key in running else self._starts.share_of_late(at, o.key) for o in step.problem.options
         }
+        for its in renewals:
+            if its.late and its.key in shares and running.get(its.key):
+                lost = (min(step.seconds, its.serves) - its.lacks_from) / step.seconds
+                shares[its.key] = max(0.0, shares[its.key] - lost / running[its.key])
         options = tuple(
             replace(o, levels=tuple(replace(level, rate=level.rate * share) for level in o.levels))
             if share < 1.0

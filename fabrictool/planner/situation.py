@@ -57,6 +57,8 @@ class Situation:
     """Seconds that starts took, as the state keeps them."""
     max_moves: int | None = None
     """Of what runs: replicas that may start or stop."""
+    ends_apart: bool = False
+    """Whether what the end of a walltime costs is counted when it comes, and not as a share of all the time."""
 
     def build(self) -> tuple[PlacementProblem, Tables]:
         """The solver's problem. Raises as `build_problem`."""
@@ -68,6 +70,7 @@ class Situation:
             current=self.current,
             now=self.now,
             loads=self.loads,
+            ends_apart=self.ends_apart,
         )
         return taught(replace(problem, max_moves=self.max_moves), self.learned), tables
 

@@ -79,7 +79,7 @@ def steps_of(situation: Situation, begin: float, seconds: float, number: int) ->
         message = f"{number} steps of {seconds / 60:g} minutes are no horizon"
         hint = f"steps of 15 minutes or a multiple of them, {MOST_STEPS} at most, such as `--horizon 24h --step 1h`"
         raise UsageError.of("FT2032", message, hint=hint)
-    base, _ = situation.build()
+    base, _ = replace(situation, ends_apart=True).build()
     paid_in = _paid_in(situation, base.objective)
     base = replace(base, current={}, objective=_objective(base, paid_in))
     return tuple(_step(situation, base, begin + i * seconds, seconds, paid_in) for i in range(number))

@@ -1,12 +1,12 @@
 """When a unit needs a successor though nothing about it changed: its allocation or certificate ends, or it is mute.
 
-A successor is asked for early enough that it serves before the unit drains: 95th percentile of the queue's wait, plus
-loading, draining, and twice the 90 s by which a scheduler's warning may come early (measured on Slurm 22.05).
+A successor is asked for early enough that it serves before the unit drains: the queue's wait, as the inventory states
+it, else the 95th percentile of what was measured; plus loading, draining, and twice the 90 s by which a scheduler's
+warning may come early (measured on Slurm 22.05).
 """
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
@@ -16,9 +16,10 @@ from fabrictool.domain.following import LONGEST_LEAD
 from fabrictool.domain.observed import generation
 from fabrictool.domain.specs import AgentSpec
 from fabrictool.planner.loads import known_loads
+from fabrictool.planner.queue_waits import CAUTIOUS, percentile, queue_wait_s
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from fabrictool.domain.evidence import Evidence
     from fabrictool.domain.observed import Away, ClusterFacts, ObservedUnit
@@ -167,8 +168,9 @@ def lead_s(spec: AgentSpec, facts: ClusterFacts, state: State) -> float:
     """Seconds before a unit's end at which its successor is asked for, of an allocation that is long enough."""
     queue = facts.queues.get(spec.partition)
     usual = IDLE_WAIT_S if queue is not None and queue.idle else UNKNOWN_WAIT_S
-    wait = percentile(state.waits.get(f"{facts.cluster}/{spec.partition}", ()), 0.95, usual)
-    load = percentile(known_loads(state.loads, spec), 0.95, UNKNOWN_LOAD_S)
+    measured = state.waits.get(f"{facts.cluster}/{spec.partition}", ())
+    wait = queue_wait_s(facts.stated_waits.get(spec.partition), measured, usual)
+    load = percentile(known_loads(state.loads, spec), CAUTIOUS, UNKNOWN_LOAD_S)
     return wait + load + spec.drain_s + SIGNAL_SLACK_S
 
 
@@ -178,11 +180,6 @@ def _lead_of(unit: ObservedUnit, spec: AgentSpec, facts: ClusterFacts, state: St
     if unit.begins_at is not None and unit.ends_at is not None:
         lead = min(lead, (unit.ends_at - unit.begins_at) * LONGEST_LEAD)
     return lead
-
-
-def percentile(values: Sequence[float], share: float, default: float) -> float:
-    """The smallest value that at least `share` of them do not exceed."""
-    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else default
 
 
 def expires_soon(unit: ObservedUnit, now: float) -> bool:

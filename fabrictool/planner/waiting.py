@@ -74,10 +74,9 @@ class Others:
 
     @classmethod
     def of(cls, schedule: Schedule, lead: Lead | None) -> Others:
-        loading = loads_before([part.begun for part in schedule.parts], schedule.seconds)
-        both = (
-            Counter(dict(part.placed)) + Counter(dict(its)) for part, its in zip(schedule.parts, loading, strict=True)
-        )
+        parts = schedule.parts
+        loading = loads_before([its.begun for its in parts], [its.renewals for its in parts], schedule.seconds)
+        both = (Counter(dict(part.placed)) + Counter(dict(its)) for part, its in zip(parts, loading, strict=True))
         left = (
             replace(quota, most=max(0.0, quota.most - used))
             for quota, used in zip(schedule.quotas, schedule.used, strict=True)

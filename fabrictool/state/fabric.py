@@ -7,7 +7,7 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
@@ -51,6 +51,8 @@ class Fabric:
     clusters: Mapping[str, Cluster]
     pages: FleetPages | None = None
     """How nodes are seen that joined by themselves; None: the inventory has no cluster of such."""
+    stated_waits: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Cluster → partition → seconds that a job waits in its queue, as the inventory states it."""
 
     @classmethod
     def open(
@@ -84,7 +86,8 @@ class Fabric:
             ask = partial(fetch_fleet, described.status) if described.status is not None else pages
             identity = partial(_controller, trust, provider)
             clusters[cluster] = JoinedCluster(cluster, name, provider, described, ask, identity)
-        return cls(name, folder, trust, clusters, pages)
+        stated_waits = {cluster: described.stated_waits for cluster, described in enabled.items()}
+        return cls(name, folder, trust, clusters, pages, stated_waits)
 
     def __enter__(self) -> Self:
         return self
@@ -160,7 +163,13 @@ class Fabric:
     def _observe(self, state: State, lineage: str, *, patient: bool) -> Observed:
         started = {placed.cluster for placed in state.units.values()} & set(state.served_on)
         ours = [without_foreign(facts, lineage) for facts in self.ask_clusters(patient=patient)]
-        return Observed(clusters={facts.cluster: believed(facts, facts.cluster in started) for facts in ours})
+        clusters = {facts.cluster: believed(facts, facts.cluster in started) for facts in ours}
+        return Observed(
+            clusters={
+                name: msgspec.structs.replace(facts, stated_waits=dict(self.stated_waits.get(name, {})))
+                for name, facts in clusters.items()
+            }
+        )
 
 
 def _controller(trust: TrustStore, provider: str) -> AbstractContextManager[IdentityFiles]:

@@ -28,6 +28,7 @@ from fabrictool.domain.state import State, operation_id
 from fabrictool.mesh.identity import describe_chain
 from fabrictool.planner.drift import stuck
 from fabrictool.planner.readset import unit_facts
+from fabrictool.planner.succession import SIGNAL_SLACK_S, UNKNOWN_LOAD_S
 from fabrictool.state.controllers import accept_controller, write_controller
 from fabrictool.state.fabric import Fabric
 from fabrictool.state.folder import FabricFolder
@@ -213,13 +214,14 @@ def test_what_may_follow_a_job_is_prepared_with_it_each_with_a_session_that_last
     trust.issue("p", now=clock.wall() - 60.0, days=days)
     cluster = FakeBatch()
     applier = bench(cluster)
-    applier = replace(applier, fabric=replace(applier.fabric, trust=trust), clock=clock)
+    fabric = replace(applier.fabric, trust=trust, stated_waits={"c": {"n": 5000.0}})
+    applier = replace(applier, fabric=fabric, clock=clock)
     spec = msgspec.structs.replace(SPEC, walltime_s=86000.0, successors=3)
     applier.apply(plan(msgspec.structs.replace(action("create", new=1), spec=spec)))
     (unit,) = cluster.given
     lineage = applier.fabric.folder.read_state().lineage
     assert [f.operation for f in unit.followers] == [operation_id(lineage, ADDRESS, n + 2) for n in range(count)]
-    assert unit.lead_s >= 600.0
+    assert unit.lead_s == 5000.0 + UNKNOWN_LOAD_S + spec.drain_s + SIGNAL_SLACK_S, "as the inventory states the wait"
     keys = {follower.files["identity/session.key"] for follower in (unit, *unit.followers)}
     assert len(keys) == count + 1
     for number, follower in enumerate(unit.followers, start=2):

@@ -5,12 +5,16 @@ import re
 from datetime import datetime
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from fabrictool.cli import horizon
 from fabrictool.cli.main import main
+from fabrictool.cli.planning import assumed_evidence
+from fabrictool.cli.source import Source
 from fabrictool.planner.loading import Lead
-from tests.planner.fabrics import situation, write_fabric
+from fabrictool.planner.plan import PlanOptions, plan
+from tests.planner.fabrics import applied, situation, write_fabric
 
 HOURS = "hours: [" + ", ".join(["1"] * 12 + ["3"] * 12) + "]"
 DAY = ("--horizon", "24h", "--step", "6h", "--at", "2020-12-01T00:00:00Z")
@@ -63,6 +67,65 @@ def test_the_document_has_when_each_job_is_to_be_submitted(fabric, capsys):
     assert [quota["limit"] for quota in told["quotas"]] == ["grant", "money"]
     assert all(0.0 < quota["used"] <= quota["share"] for quota in told["quotas"])
     assert told["interrupted"] is False
+
+
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl"
+LOGIN = f"kind: slurm\n    login: [{{host: login.example.org, user: me, host_keys: [{KEY}]}}]"
+
+
+@pytest.mark.parametrize("scheduler", [True, False])
+def test_it_says_which_jobs_end_and_from_when_on_the_next_ones_serve(fabric, capsys, scheduler):
+    """Jobs of eight hours: with a scheduler the next one is asked for early, and loads where devices are free."""
+    inventory = fabric.parent / "inventory.yaml"
+    text = inventory.read_text().replace("queue_wait: 45m", "queue_wait: 45m, walltime: 8h")
+    inventory.write_text(text.replace("kind: local", LOGIN) if scheduler else text)
+    asked = ["plan", "-b", str(fabric), "--assume-empty", *DAY]
+    assert main(asked) == 0
+    captured = capsys.readouterr()
+    out = captured.out
+    assert ("no scheduler is asked for the next job before one ends: cheap/gpu" in captured.err) != scheduler
+    assert all(len(line) <= 80 for line in out.splitlines())
+    assert re.search(r"^renewed: \d+ jobs end within this time[;,] ", out, re.MULTILINE)
+    assert re.search(r"^lost to loading: [\d,]+ requests$", out, re.MULTILINE)
+    assert main([*asked, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    every = [its | {"step": step["begin"]} for step in told["steps"] for its in step["renewals"]]
+    assert sum(its["replicas"] for its in every) == int(re.search(r"^renewed: (\d+)", out, re.MULTILINE)[1])
+    for its in every:
+        step, ends, submit, loads, serves = (
+            datetime.fromisoformat(its[name]).timestamp()
+            for name in ("step", "ends", "submit_by", "loads_from", "serves_from")
+        )
+        assert its["cluster"] == "cheap"
+        assert step <= ends < step + 6 * 3600.0
+        assert loads >= submit + 2699.0
+        assert (submit < ends) == scheduler
+        assert serves > loads
+    assert any(its["serves_from"] <= its["ends"] for its in every) == scheduler
+
+
+def test_what_runs_is_renewed_when_the_scheduler_says_that_it_ends(fabric, capsys, monkeypatch):
+    """At two in the night, while most devices are idle: the next jobs serve before that."""
+    inventory = fabric.parent / "inventory.yaml"
+    inventory.write_text(inventory.read_text().replace("kind: local", LOGIN))
+    source, at = Source(fabric), datetime.fromisoformat(DAY[-1]).timestamp()
+    whole = plan(source.blueprint, source.inventory, assumed_evidence(source, at), PlanOptions(work_s=5.0), now=at)
+    evidence = applied(source, whole)
+    ending = {
+        name: msgspec.structs.replace(
+            facts, units=tuple(msgspec.structs.replace(unit, ends_at=at + 7200.0) for unit in facts.units)
+        )
+        for name, facts in evidence.clusters.items()
+    }
+    evidence = msgspec.structs.replace(evidence, at=at, clusters=ending)
+    monkeypatch.setattr("fabrictool.cli.planning.evidence_of", lambda *_, **__: evidence)
+    assert main(["plan", "-b", str(fabric), "--json", *DAY]) == 0
+    first, *others = json.loads(capsys.readouterr().out)["steps"]
+    kept = sum(first["replicas"].values()) - first["starts"]
+    assert sum(its["replicas"] for its in first["renewals"]) == kept > 0
+    assert {its["ends"] for its in first["renewals"]} == {"2020-12-01T02:00:00Z"}
+    assert any(its["serves_from"] < its["ends"] for its in first["renewals"])
+    assert not any(step["renewals"] for step in others), "nothing says that the next ones end"
 
 
 def test_where_no_wait_is_known_that_is_said(tmp_path):

@@ -80,32 +80,41 @@ class Fabric:
 
     def starts(self, placements, running):
         """By step: (key, when its devices are held, when it serves) of each replica that starts for it."""
-        seconds, number = self.seconds, len(placements)
+        number = len(placements)
         held = {-1: Counter(running)} | {at: Counter(its) for at, its in enumerate(placements)}
         loading = {at: Counter() for at in range(-1, number)}
-        every = []
-        for at in range(number):
-            rising = held[at] - held[at - 1]
-            begun = []
-            for key in sorted(rising, key=lambda k: (-self.priority[self.kinds[k].model], -self.kinds[k].load, k)):
-                kind = self.kinds[key]
-                for _ in range(rising[key]):
-                    begins = None
-                    wanted = max(at * seconds - kind.load, self.now + self.wait.get(kind.pool, 0.0))
-                    for step in range(at - 1, -2, -1):
-                        if not self.fits(held[step] + loading[step] + Counter([key]), step):
-                            begins = self.drained(step + 1)
-                            break
-                        if step >= 0 and self.drained(step) <= wanted:
-                            break
-                    begins = wanted if begins is None else max(begins, wanted)
-                    for step in range(-1, at):
-                        if step >= 0 and kind.pool in self.away[step]:
-                            continue
-                        loading[step][key] += begins < self.drained(step + 1)
-                    begun.append((key, begins, begins + kind.load))
-            every.append(begun)
-        return every
+        return [self.started(at, held, loading) for at in range(number)]
+
+    def takes(self, key, counts, step, since):
+        """Whether one more of a kind stands beside these in a step, from then on."""
+        return self.fits(counts + Counter([key]), step)
+
+    def turn(self, key):
+        """Who chooses first."""
+        return -self.priority[self.kinds[key].model], -self.kinds[key].load, key
+
+    def started(self, at, held, loading):
+        """Of one step; what holds devices before it is added to `loading`. Both by step, from -1 on."""
+        rising = held[at] - held[at - 1]
+        begun = []
+        for key in sorted(rising, key=self.turn):
+            kind = self.kinds[key]
+            for _ in range(rising[key]):
+                begins = None
+                wanted = max(at * self.seconds - kind.load, self.now + self.wait.get(kind.pool, 0.0))
+                for step in range(at - 1, -2, -1):
+                    if not self.takes(key, held[step] + loading[step], step, wanted):
+                        begins = self.drained(step + 1)
+                        break
+                    if step >= 0 and self.drained(step) <= wanted:
+                        break
+                begins = wanted if begins is None else max(begins, wanted)
+                for step in range(-1, at):
+                    if step >= 0 and kind.pool in self.away[step]:
+                        continue
+                    loading[step][key] += begins < self.drained(step + 1)
+                begun.append((key, begins, begins + kind.load))
+        return begun
 
     def judged(self, placements, rates, running):
         """(unserved by priority, what it comes to) of the whole horizon, and unserved requests/s by step.

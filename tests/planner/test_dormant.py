@@ -145,4 +145,8 @@ def test_when_it_is_to_serve(replica, more, state, expected):
     evidence = msgspec.structs.replace(evidence, clusters={"c": msgspec.structs.replace(facts, units=units)})
     healing = heal(evidence, {}, now=NOW)
     assert healing.expected == {"m": pytest.approx(expected)}
+    stated = msgspec.structs.replace(evidence.clusters["c"], stated_waits={"gpu": 7200.0})
+    told = heal(msgspec.structs.replace(evidence, clusters={"c": stated}), {}, now=NOW).expected
+    loading = state.get("loads", {"m": [UNKNOWN_LOAD_S]})["m"][0]
+    assert told == (healing.expected if more else {"m": pytest.approx(NOW + 7200.0 + loading)})
     assert healing.waiting == (("c", operation_id(LINEAGE, "gateway/main", 1)),)

@@ -77,6 +77,14 @@ def test_drift_and_what_heals_it(evidence, drift, healing):
     assert outcome(evidence)[:2] == (drift, healing)
 
 
+@pytest.mark.parametrize(("stated", "drift"), [({}, []), ({"gpu": 6000.0}, ["ending"]), ({"other": 6000.0}, [])])
+def test_a_wait_that_the_inventory_states_asks_for_the_successor_so_much_earlier(stated, drift):
+    """Of twenty-one hours of an allocation an hour and a half are left: enough for a node that is idle."""
+    evidence = seen(unit(begins_at=NOW - 19.5 * 3600, ends_at=NOW + 5400))
+    facts = msgspec.structs.replace(evidence.clusters["c"], stated_waits=stated)
+    assert outcome(msgspec.structs.replace(evidence, clusters={"c": facts}))[0] == drift
+
+
 def test_before_maintenance_the_replica_leaves_first_and_else_its_successor_comes_first():
     (leaving,) = heal(seen(unit(), away=(WINDOW,)), {}, now=NOW).plan.changes
     (ending,) = heal(seen(unit(ends_at=NOW + 60)), {}, now=NOW).plan.changes

@@ -13,7 +13,6 @@ from fabrictool.planner.loading import Lead, lead_of, lost
 from fabrictool.planner.problem import Level, ModelNeed, ResourceLimit
 from fabrictool.planner.schedules import Judge
 from fabrictool.planner.stages import in_order
-from fabrictool.planner.steps import steps_of
 from fabrictool.simulator.demanded import GroupDemand
 from tests.planner.fabrics import situation
 from tests.planner.plain_judge import Fabric
@@ -333,27 +332,6 @@ def test_waits_are_what_is_stated_else_what_was_measured(tmp_path):
     measured = {f"{name}/gpu": list(range(1, 101)) for name in ("dear", "cheap", "spot")}
     lead = lead_of(inventory, measured, 7.0)
     assert lead == Lead(7.0, {("dear", "gpu"): 300.0, ("cheap", "gpu"): 95.0})
-
-
-def test_a_walltime_is_in_the_tables_and_not_counted_again(tmp_path):
-    """With a walltime a replica serves less by the share that a start is of it; in the schedule it starts once."""
-    there = situation(tmp_path)
-    cluster = there.inventory.clusters["dear"]
-    partition = cluster.partitions["gpu"].model_copy(update={"walltime": 2 * HOUR})
-    clusters = {
-        **there.inventory.clusters,
-        "dear": cluster.model_copy(update={"partitions": {**cluster.partitions, "gpu": partition}}),
-    }
-    ending = replace(there, inventory=there.inventory.model_copy(update={"clusters": clusters}))
-    plain, timed = ({o.key: o for o in steps_of(its, 0.0, HOUR, 6)[0].problem.options} for its in (there, ending))
-    key = next(key for key in plain if key[:2] == ("m", "dear"))
-    share = 1.0 - plain[key].start_s / (2 * HOUR)
-    assert timed[key].levels[-1].rate == pytest.approx(share * plain[key].levels[-1].rate)
-    every = [step.asked({"other": 0.0, "m": timed[key].levels[-1].rate}) for step in steps_of(ending, 0.0, HOUR, 6)]
-    other = next(key for key in plain if key[:2] == ("other", "cheap"))
-    schedule = Judge(every, {}, lead=LONG_AGO).schedule([tuple(sorted([(key, 1), (other, 1)]))] * 6)
-    assert [part.starts for part in schedule.parts] == [2, 0, 0, 0, 0, 0]
-    assert schedule.unserved == pytest.approx(0.0, abs=1.0)
 
 
 def test_a_step_without_any_placement_is_still_infeasible():

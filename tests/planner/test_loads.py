@@ -6,7 +6,7 @@ import pytest
 from fabrictool.blueprint import load
 from fabrictool.catalog import engines
 from fabrictool.domain.evidence import Evidence
-from fabrictool.domain.observed import ClusterFacts, ObservedUnit
+from fabrictool.domain.observed import ClusterFacts, ObservedUnit, Queue
 from fabrictool.domain.plan import spec_digest
 from fabrictool.domain.specs import updatable
 from fabrictool.domain.state import Applied, State, operation_id
@@ -17,7 +17,7 @@ from fabrictool.planner.healing import heal
 from fabrictool.planner.loads import known_loads, start_s, start_times, with_loader
 from fabrictool.planner.permitted import LOAD_S, promised, start_time
 from fabrictool.planner.plan import PlanOptions, plan
-from fabrictool.planner.succession import lead_s
+from fabrictool.planner.succession import IDLE_WAIT_S, UNKNOWN_WAIT_S, lead_s
 from tests.planner.test_build import BLUEPRINT, INVENTORY
 from tests.planner.test_dormant import LINEAGE, NOW, agent
 
@@ -104,6 +104,22 @@ def test_a_successor_is_asked_for_by_what_starts_took_there():
     other = State(loads={"m@c/default": [100.0], "m@d/default": [5.0]})
     spec = agent(0)
     assert lead_s(spec, facts, state) - lead_s(spec, facts, other) == 400.0
+
+
+@pytest.mark.parametrize("idle", [0, 3])
+def test_a_successor_is_asked_for_by_the_wait_that_the_inventory_states_else_by_what_jobs_waited(idle):
+    """As schedules go by it; neither idle nodes nor jobs that waited for less are believed more."""
+    spec, queues = agent(0), {"gpu": Queue(nodes=4, idle=idle)}
+    facts = ClusterFacts(cluster="c", known=True, queues=queues)
+    stated = msgspec.structs.replace(facts, stated_waits={"gpu": 7200.0, "other": 1.0})
+    at_once = msgspec.structs.replace(facts, stated_waits={"gpu": 0.0})
+    unknown, measured = State(), State(waits={"c/gpu": [600.0]})
+    usual = IDLE_WAIT_S if idle else UNKNOWN_WAIT_S
+    rest = lead_s(spec, at_once, unknown)
+    assert rest == lead_s(spec, at_once, measured)
+    assert lead_s(spec, facts, unknown) - rest == usual
+    assert lead_s(spec, facts, measured) - rest == 600.0
+    assert lead_s(spec, stated, unknown) - rest == lead_s(spec, stated, measured) - rest == 7200.0
 
 
 def test_a_state_of_an_earlier_release_is_read():

@@ -132,6 +132,16 @@ def test_a_cluster_that_was_not_looked_at_is_unknown_and_one_that_is_not_enabled
     assert {name: facts.known for name, facts in clusters.items()} == {"one": True, "two": False}
 
 
+def test_what_this_inventory_states_of_queues_counts_and_not_that_of_the_time_of_the_bundle(loaded):
+    (name,) = loaded.inventory.clusters["one"].partitions
+    partition = loaded.inventory.clusters["one"].partitions[name].model_copy(update={"queue_wait": 60.0})
+    one = loaded.inventory.clusters["one"].model_copy(update={"partitions": {name: partition}})
+    inventory = loaded.inventory.model_copy(update={"clusters": {**loaded.inventory.clusters, "one": one}})
+    looked_at = bundle(clusters={"one": ClusterFacts(cluster="one", known=True, stated_waits={name: 1.0, "old": 2.0})})
+    for told, waits in ((inventory, {name: 60.0}), (loaded.inventory, {})):
+        assert looked_at.within(told).clusters["one"].stated_waits == waits
+
+
 def test_the_digest_of_the_keys_counts_for_the_same_tenants_only(loaded):
     tenants = {"tester": "secret://env/FT_TEST_KEY", "alphie": "secret://env/FT_ALPHA_KEY"}
     assert bundle(keys=KeysSeen(digest="d", tenants=tenants)).keys_of(loaded.blueprint) == "d"
