@@ -17,10 +17,9 @@ second would spare moves a second time."""
 NODES_BY_CAPACITY = ((1_000,), (20_000,))
 """The same, of stages without loads: all these nodes take less than to begin does."""
 NODES_BY_TANGENTS = ((2_000,), (8_000, 30_000))
-FIRST_BY_TANGENTS = {"slo": 1_000, "latency": 3_500, "excess": 800}
-"""The same, of stages whose programs are told what loads cost: nodes are quick there. Latency comes last, and its bound
-is weak at the root: it has the most in the first pass. What misses the SLO may take all the time there is, so that pass
-looks at little of it.
+FIRST_BY_TANGENTS = {"slo": 4_000, "latency": 3_500, "excess": 3_000}
+"""The same, of stages whose programs are told what loads cost: nodes are quick there. What misses the SLO comes first,
+and what it is off makes all that was searched after it worthless; the bound of latency is weak at the root.
 """
 TOLD_UP_TO = 200
 """Options up to which there are as many; of twice the options a quarter, as a node takes about four times as long."""
@@ -45,7 +44,7 @@ AGAIN = 0.008
 """Relative gap beyond which another try is worth its time."""
 
 
-EXACTLY, NEARLY = 1e-5, 5e-3
+EXACTLY, NEARLY = 1e-5, 0.01
 """The gap at which a search by tangents ends: of stages that are kept to the last digit, as what one of them is off
 makes the bounds of later ones loose; and of what misses the SLO, where the last digits take longest."""
 

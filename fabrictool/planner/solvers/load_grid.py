@@ -126,14 +126,13 @@ def under(first: Floats, second: Floats, cells: Ints) -> Floats:
     return values.reshape(cells.shape)
 
 
-def shared(first: Floats, second: Floats, *, falling: bool = True) -> Floats:
-    """Two that share the devices, under the same load: phases that each request passes; or models, in one cell.
-
-    `falling`: whether nothing costs more with more devices, so that one that is for nothing need not be looked at.
+def shared(first: Floats, second: Floats) -> Floats:
+    """Two that share the devices, under the same load: phases that each request passes; or models, in one cell. None
+    of them costs more with more devices.
     """
     values, most = np.full(first.shape, NEVER), first.shape[-2]
     padded = np.concatenate((np.full((*second.shape[:-2], most, second.shape[-1]), NEVER), second), axis=-2)
-    worth: Flags = np.any(_efficient(first) if falling else np.isfinite(first), axis=-1)
+    worth: Flags = np.any(_efficient(first), axis=-1)
     for used in _places(np.any(worth, axis=-1)):
         # The last pool's devices are shared in one go.
         last = np.flatnonzero(worth[used])
@@ -161,8 +160,9 @@ def best_split(values: Sequence[Floats], devices: Devices) -> tuple[float, list[
     """Of models by their devices: the least that they come to together, and the devices of each."""
     fewest_first = sorted(range(len(values)), key=lambda at: int(np.isfinite(values[at]).sum()))
     together = [np.zeros(values[0].shape)]
-    for at in fewest_first[:-1]:
-        together.append(shared(together[-1][..., None], values[at][..., None], falling=False)[..., 0])
+    for place, at in enumerate(fewest_first[:-1]):
+        mine = _at_most(values[at])
+        together.append(shared(together[-1][..., None], mine[..., None])[..., 0] if place else mine)
     shares, left, sums = [devices] * len(values), devices, []
     for at, others in zip(reversed(fewest_first), reversed(together), strict=True):
         most = tuple(slice(0, n + 1) for n in left)
@@ -171,6 +171,14 @@ def best_split(values: Sequence[Floats], devices: Devices) -> tuple[float, list[
         sums.append(float(ways[rest]))
         shares[at], left = tuple(n - m for n, m in zip(left, rest, strict=True)), rest
     return sums[0], shares
+
+
+def _at_most(values: Floats) -> Floats:
+    """By devices of which some may be left."""
+    least = values
+    for axis in range(values.ndim):
+        least = np.minimum.accumulate(least, axis=axis)
+    return least
 
 
 def _or_before(values: Floats) -> Floats:
