@@ -13,7 +13,7 @@ from fabrictool.planner.explaining.relaxations import explain_conflict, relaxati
 from fabrictool.planner.infeasible import explain_infeasible
 from fabrictool.planner.problem import ModelNeed
 from tests.planner.fabrics import situation
-from tests.planner.test_exact import option, pool, problem
+from tests.planner.test_exact import option, pool, problem, solve
 
 MOST = 7
 """Counts that brute force tries: more than any sum of minima and pins below."""
@@ -187,6 +187,16 @@ def test_two_conflicts_are_resolved_by_lowering_two_minima():
     (together,) = relaxations(rules, conflict)
     assert together.words == "at least 1 instead of 3 replicas of m and 2 instead of 3 replicas of n"
     assert [need.minimum for need in together.problem.needs] == [1, 2]
+
+
+def test_a_wider_replica_that_is_alone_on_its_node_counts_where_narrow_ones_may_be_together():
+    """Of two on nodes that nobody keeps apart only wide ones are known to be on two."""
+    a = replace(pool("a", nodes=2, per_node=8), keeps_apart=False)
+    need = replace(ModelNeed("m", 0.1, 2, 4), spread_nodes=True)
+    instance = problem([need], [option("m", a, tp=1), option("m", a, tp=8, capacity=8.0)], [a])
+    assert solve(instance).counts == {1: 2}
+    assert possible(instance)
+    assert conflict_of(Constraints(instance)) == []
 
 
 def test_maintenance_is_a_rule():

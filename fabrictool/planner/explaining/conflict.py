@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.planner.formulation import Formulation
-from fabrictool.planner.node_spread import is_spread
+from fabrictool.planner.node_spread import is_alone, is_spread
 from fabrictool.planner.work import never
 
 if TYPE_CHECKING:
@@ -154,6 +154,8 @@ def _replicas(count: int, model: str) -> str:
 
 def possible(problem: PlacementProblem, left_s: Callable[[], float] = never) -> bool:
     """Whether a placement exists; True also when it cannot be said in time. `left_s`: seconds until a clock ends it."""
+    if left_s() <= 0.0:
+        return True
     asked = {need.model: need for need in problem.needs if need.minimum or any(need.pins.values())}
     held = {option.model for option in problem.options if option.key in problem.fixed}
     # Nobody asks for replicas of the others; and one load level is enough to know whether a replica can be had.
@@ -182,9 +184,12 @@ def _least_devices(options: Sequence[Option], fixed: Container[OptionKey]) -> li
         if option.others or option.pp > 1 or option.key in fixed:
             others.append(option)
             continue
-        known = least.setdefault((option.model, option.pool.key, option.phase), option)
+        pool = option.pool
+        apart = pool.keeps_apart or is_alone(pool, max(size for _, size in option.blocks))  # by `spread: node`
+        key = (option.model, pool.key, option.phase, apart)
+        known = least.setdefault(key, option)
         if option.devices < known.devices:
-            least[option.model, option.pool.key, option.phase] = option
+            least[key] = option
     return [*least.values(), *others]
 
 

@@ -55,25 +55,32 @@ def relaxations(
 
     Those without further devices first, then the fewest. What the clock leaves no time for is left out.
     """
-    enough = [relaxation for rule in conflict if left_s() > 0.0 for relaxation in _alone(rules, rule)]
+    enough: list[Relaxation] = []
+    for rule in conflict:
+        # An answer that the clock cut off says nothing.
+        enough += [relaxation for relaxation in _alone(rules, rule, left_s) if left_s() > 0.0]
     enough.sort(key=lambda relaxation: relaxation.devices)
     if not enough and left_s() > 0.0:
-        together = _lowered(rules)
-        enough = [together] if together is not None else []
+        together = _lowered(rules, left_s)
+        enough = [together] if together is not None and left_s() > 0.0 else []
     return enough
 
 
-def _alone(rules: Constraints, rule: Constraint) -> Iterator[Relaxation]:
+def _alone(rules: Constraints, rule: Constraint, left_s: Callable[[], float]) -> Iterator[Relaxation]:
+    if left_s() <= 0.0:
+        return
     problem, name = rules.with_only(rules.all), rule.subject
     need = next((need for need in problem.needs if need.model == name), None)
     pool = next((pool for pool in problem.pools if "/".join(pool.key) == name), None)
     if rule.kind in LOOSER:
         changed = rules.with_only([other for other in rules.all if other != rule])
-        if possible(changed):
+        if possible(changed, left_s):
             words, hint = LOOSER[rule.kind]
             yield Relaxation((rule,), words.format(name), hint, changed)
     elif rule.kind == "devices" and pool is not None:
-        more = _least(1, rules.enough, lambda n: possible(_with_pool(problem, replace(pool, nodes=pool.nodes + n))))
+        more = _least(
+            1, rules.enough, lambda n: possible(_with_pool(problem, replace(pool, nodes=pool.nodes + n)), left_s)
+        )
         if more is not None:
             changed = _with_pool(problem, replace(pool, nodes=pool.nodes + more))
             devices = more * pool.devices_per_node
@@ -82,12 +89,12 @@ def _alone(rules: Constraints, rule: Constraint) -> Iterator[Relaxation]:
             hint = join if pool.joined else f"nodes: {pool.nodes + more}"
             yield Relaxation((rule,), words, hint, changed, devices)
     elif rule.kind == "limit":
-        yield from _raised(rules, rule)
+        yield from _raised(rules, rule, left_s)
     elif need is not None:
-        yield from _of_need(rules, problem, rule, need)
+        yield from _of_need(rules, problem, rule, need, left_s)
 
 
-def _raised(rules: Constraints, rule: Constraint) -> Iterator[Relaxation]:
+def _raised(rules: Constraints, rule: Constraint, left_s: Callable[[], float]) -> Iterator[Relaxation]:
     """The limit as high as the rest makes it: no placement uses less of it."""
     limit = next(limit for limit in rules.problem.limits if limit.thing == rule.subject)
     without = rules.with_only([other for other in rules.all if other != rule])
@@ -95,7 +102,7 @@ def _raised(rules: Constraints, rule: Constraint) -> Iterator[Relaxation]:
     uses = {i: limit.used_by(option) for i, option in enumerate(without.options)}
     terms = [(column, uses[i] * weight) for i in whole.chosen if uses[i] for column, weight in whole.count(i)]
     try:
-        answer = whole.program.minimise(terms, seconds=SECONDS, seed=0)
+        answer = whole.program.minimise(terms, seconds=SECONDS, seed=0, left_s=left_s)
     except FabrictoolError:
         return
     if answer is None:
@@ -113,33 +120,40 @@ def written(limit: ResourceLimit) -> str:
     return f"{value}" if limit.resource == "devices" else f"{value} {limit.unit}"
 
 
-def _of_need(rules: Constraints, problem: PlacementProblem, rule: Constraint, need: ModelNeed) -> Iterator[Relaxation]:
+# Wide: a rule, whose it is, and how long it may take.
+def _of_need(
+    rules: Constraints, problem: PlacementProblem, rule: Constraint, need: ModelNeed, left_s: Callable[[], float]
+) -> Iterator[Relaxation]:
     low, high = need.minimum, need.maximum
     if rule.kind == "min":
-        least = _least(1, low, lambda n: possible(_with_need(problem, replace(need, minimum=low - n))))
+        least = _least(1, low, lambda n: possible(_with_need(problem, replace(need, minimum=low - n)), left_s))
         if least is not None:
             changed = _with_need(problem, replace(need, minimum=low - least))
             words = f"at least {low - least} instead of {low} replicas of {need.model}"
             yield Relaxation((rule,), words, f"replicas: {{min: {low - least}}}", changed)
     elif rule.kind == "max":
-        least = _least(1, rules.enough, lambda n: possible(_with_need(problem, replace(need, maximum=high + n))))
+        least = _least(
+            1, rules.enough, lambda n: possible(_with_need(problem, replace(need, maximum=high + n)), left_s)
+        )
         if least is not None:
             changed = _with_need(problem, replace(need, maximum=high + least))
             words = f"at most {high + least} instead of {high} replicas of {need.model}"
             yield Relaxation((rule,), words, f"replicas: {{max: {high + least}}}", changed)
     elif rule.kind == "pin":
-        fewer = _fewer_pinned(problem, need, rule.where)
+        fewer = _fewer_pinned(problem, need, rule.where, left_s)
         changed = _with_need(problem, replace(need, pins=need.pins | {rule.where: fewer or 0}))
-        if fewer is not None and possible(changed):
+        if fewer is not None and possible(changed, left_s):
             words = f"{fewer} instead of {need.pins[rule.where]} replicas of {need.model} pinned to {rule.place}"
             yield Relaxation((rule,), words, f"pin: {{replicas: {fewer}}}", changed)
 
 
-def _fewer_pinned(problem: PlacementProblem, need: ModelNeed, where: tuple[str, str]) -> int | None:
+def _fewer_pinned(
+    problem: PlacementProblem, need: ModelNeed, where: tuple[str, str], left_s: Callable[[], float]
+) -> int | None:
     """The largest number below the pin's with which a placement exists: fewer still may be too few for a minimum."""
     others = {place: count for place, count in need.pins.items() if place != where}
     elastic = _Fewer(_with_need(replace(problem, current={}), replace(need, pins=others)), need.model, where)
-    most = elastic.most(need.pins[where])
+    most = elastic.most(need.pins[where], left_s)
     return most if most is not None and most < need.pins[where] else None
 
 
@@ -151,12 +165,12 @@ class _Fewer(Formulation):
         mine = (i for i in problem.of(model) if problem.options[i].pool.within(*where))
         self._there = [term for i in mine for term in self.count(i)]
 
-    def most(self, wanted: int) -> int | None:
+    def most(self, wanted: int, left_s: Callable[[], float]) -> int | None:
         """How many can be there, up to `wanted`; None when there is no placement, or none was found in time."""
         short = self.program.column(0, wanted, whole=True)
         self.program.row(wanted, wanted, [*self._there, (short, 1.0)])
         try:
-            answer = self.program.minimise([(short, 1.0)], seconds=SECONDS, seed=0)
+            answer = self.program.minimise([(short, 1.0)], seconds=SECONDS, seed=0, left_s=left_s)
         except FabrictoolError:
             return None
         return None if answer is None else wanted - round(answer.objective)
@@ -183,7 +197,7 @@ def _with_pool(problem: PlacementProblem, changed: Pool) -> PlacementProblem:
     return replace(problem, pools=tuple(changed if pool.key == changed.key else pool for pool in problem.pools))
 
 
-def _lowered(rules: Constraints) -> Relaxation | None:
+def _lowered(rules: Constraints, left_s: Callable[[], float]) -> Relaxation | None:
     """Minima lowered by as few replicas in all as possible.
 
     An elastic program: each model gets an option without devices that counts as a replica, and as few of those as
@@ -197,7 +211,7 @@ def _lowered(rules: Constraints) -> Relaxation | None:
     elastic = replace(problem, options=tuple(options), current={})
     whole = Formulation(elastic, range(len(options)), whole=True)
     try:
-        answer = whole.minimise("preference", seconds=SECONDS, seed=0)
+        answer = whole.minimise("preference", seconds=SECONDS, seed=0, left_s=left_s)
     except FabrictoolError:
         return None
     if answer is None:
@@ -206,7 +220,7 @@ def _lowered(rules: Constraints) -> Relaxation | None:
     changed = problem
     for need in short:
         changed = _with_need(changed, replace(need, minimum=need.minimum - lacking.get(need.model, 0)))
-    if not lacking or not possible(changed):
+    if not lacking or not possible(changed, left_s):
         return None
     lowered = [
         (need.model, need.minimum, need.minimum - lacking[need.model]) for need in short if need.model in lacking
