@@ -871,9 +871,9 @@ class Blueprint(Document):
     behind a model's first, which comes after ``slo`` where it is not named. ``fairness``, in any place: where not all
     can be served, the largest share of its demand that a model or a group lacks comes first, weighted by priority
     (max-min)."""
-    quantile: Attainment | None = None
-    """Of all windows, those in which all models that state a `demand.quantile` are to hold at once, such as ``90%``:
-    their rates are then as much above their own quantiles as that takes, for the least that it costs. Absent: each by
+    together: Attainment | None = None
+    """Share of windows in which all models that state a `demand.quantile` are to hold at once, such as ``90%``: their
+    rates are then as much above their own quantiles as that takes, for the least that it costs. Absent: each by
     itself."""
     move_price: Price | None = None
     """What a started or stopped replica must save per hour at least; part of ``cost``, so that re-plans stay small."""
@@ -901,13 +901,13 @@ class Blueprint(Document):
 
     @model_validator(mode="after")
     def _of_several(self) -> Blueprint:
-        if self.quantile is None:
+        if self.together is None:
             return self
-        if not LEAST_QUANTILE <= float(self.quantile) < 1.0:
-            raise problem("FT1297", f"`quantile` is {self.quantile}", "from 50% to below 100%, such as `90%`")
+        if not LEAST_QUANTILE <= float(self.together) < 1.0:
+            raise problem("FT1297", f"`together` is {self.together}", "from 50% to below 100%, such as `90%`")
         if sum(model.demand is not None and model.demand.quantile is not None for model in self.models.values()) < 2:
             hint = "write `demand.quantile` for each model that is to hold"
-            raise problem("FT1297", "`quantile` is of several models at once, and fewer than two state their own", hint)
+            raise problem("FT1297", "`together` is of several models, and fewer than two state their own", hint)
         return self
 
     @property

@@ -458,7 +458,7 @@ def inputs_digest(blueprint: Blueprint, inventory: Inventory) -> str:
 
     What says nothing of fields that came later has the digest that it had before there were such: plans stay good.
     """
-    left_out = {name for name in ("architectures", "limits", "quantile") if not getattr(blueprint, name)}
+    left_out = {name for name in ("architectures", "limits", "together") if not getattr(blueprint, name)}
     if blueprint.timezone == "UTC":
         left_out.add("timezone")
     wanted = blueprint.model_dump(mode="json", exclude=left_out)

@@ -20,12 +20,12 @@ import numpy as np
 from fabrictool.base.errors import FabrictoolError, InfeasibleError
 from fabrictool.base.units import Rate
 from fabrictool.planner.program import Program
-from fabrictool.planner.survival import after_loss
+from fabrictool.planner.survival import SIDES, after_loss
 from fabrictool.planner.uncertain import EXACT, SAMPLES
 from fabrictool.workload.windows import rank_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from fabrictool.domain.blueprint import Blueprint, Demand
     from fabrictool.planner.problem import Option, PlacementProblem
@@ -33,15 +33,17 @@ if TYPE_CHECKING:
 
     Floats = np.ndarray[Any, np.dtype[np.float64]]
 
-NODES, GAP, SECONDS = 500, 1e-3, 60.0
-"""Of the search for windows to leave out; it starts from a placement that one after the other was left out for."""
+NODES, GAP, SECONDS = 200, 1e-3, 60.0
+"""Of the integer program; it begins with what leaving out one window after the other comes to."""
+MOST_STEPS, MOST_WINDOWS = 50, 2_000
+"""Rates that a model may be planned for; and windows up to which there is an integer program: it saves little."""
 
 
 def planned_at_once(situation: Situation) -> Situation:
-    """With the rates that the blueprint's `quantile` of all models asks for, where it states one; of what has no
+    """With the rates that the blueprint's `together` asks for, where it states that; of what has no
     placement at all the search says why.
     """
-    share = situation.blueprint.quantile
+    share = situation.blueprint.together
     demands = {name: demand for name, demand in _demands(situation.blueprint) if demand.windows}
     if share is None or len(demands) < 2:
         return situation
@@ -51,7 +53,7 @@ def planned_at_once(situation: Situation) -> Situation:
         return situation
     least = np.array([float(demand.rate or 0.0) for demand in demands.values()])
     windows, drawn = windows_at_once(demands, random.Random("at once"))
-    price = np.array([_price(problem, name) for name in demands])
+    price = _prices(problem, list(demands))
     keeps = min(len(windows), math.ceil(float(share) * len(windows)) if drawn else rank_of(float(share), len(windows)))
     rates = cheapest_rates(windows, least, price, len(windows) - keeps)
     changes = {
@@ -87,6 +89,8 @@ def cheapest_rates(windows: Floats, least: Floats, price: Floats, left_out: int)
     steps = [_steps(windows[:, at], float(least[at]), left_out) for at in range(len(least))]
     start = _one_after_another(windows, steps, price, left_out)
     best = np.array([its[level] for its, level in zip(steps, start, strict=True)])
+    if len(windows) > MOST_WINDOWS:
+        return best
     with suppress(FabrictoolError):  # nothing better in that many nodes
         rates = _searched(windows, steps, price, left_out, start)
         if rates is not None and float(rates @ price) < float(best @ price):
@@ -100,43 +104,52 @@ def _demands(blueprint: Blueprint) -> Iterator[tuple[str, Demand]]:
             yield name, model.demand
 
 
-def _price(problem: PlacementProblem, model: str) -> float:
-    """Of a request/s where it is cheapest: in money where anything has a price, else in devices."""
-    mine = [problem.options[i] for i in problem.of(model)]
-    paid = any(option.cost for option in problem.options)
-    return min(((option.cost if paid else option.devices) / _taken(option) for option in mine), default=0.0)
+def _prices(problem: PlacementProblem, models: Sequence[str]) -> Floats:
+    """Of a request/s of each where it is cheapest: in money where each of them costs some, else in devices."""
+    money = [_cheapest(problem, model, lambda option: option.cost) for model in models]
+    if min(money) > 0.0:
+        return np.array(money)
+    return np.array([_cheapest(problem, model, lambda option: float(option.devices)) for model in models])
 
 
-def _taken(option: Option) -> float:
-    """Requests/s within the SLO, where a replica keeps it at all; a half of a pair does half of the work."""
-    return (after_loss(option) or option.levels[-1].rate) * (1.0 if option.phase == "unified" else 0.5)
+def _cheapest(problem: PlacementProblem, model: str, price: Callable[[Option], float]) -> float:
+    """By replicas that do all, or by pairs of the cheapest halves."""
+    least = dict.fromkeys(("unified", *SIDES), math.inf)
+    for option in (problem.options[i] for i in problem.of(model)):
+        taken = after_loss(option) or option.levels[-1].rate  # within the SLO, where it keeps that at all
+        least[option.phase] = min(least[option.phase], price(option) / taken)
+    cheapest = min(least["unified"], sum(least[side] for side in SIDES))
+    return cheapest if cheapest < math.inf else 0.0
 
 
 def _steps(rates: Floats, least: float, left_out: int) -> list[float]:
-    """What a model may be planned for, the most first: the busiest window, and what is left without so many of them."""
+    """What a model may be planned for, the most first: the busiest window, and what is left without some of them."""
     ordered = np.sort(rates)[::-1]
-    kept = ordered[: left_out + 1].tolist()
-    return list(dict.fromkeys(max(rate, least) for rate in kept))
+    places = np.unique(np.linspace(0, left_out, min(left_out, MOST_STEPS) + 1).round().astype(np.int64))
+    return list(dict.fromkeys(max(rate, least) for rate in ordered[places].tolist()))
 
 
 def _one_after_another(windows: Floats, steps: Sequence[Sequence[float]], price: Floats, left_out: int) -> list[int]:
     """Places in `steps`: whatever saves most for a window less comes first."""
     level = [0] * len(steps)
-    out = np.zeros(len(windows), dtype=bool)
+    kept = np.ones(len(windows), dtype=bool)
     while True:
+        room = left_out - int((~kept).sum())
         choices = []
         for at, its in enumerate(steps):
-            for further in range(level[at] + 1, len(its)):
-                gone = (windows[:, at] > its[further]) & ~out
-                if int(out.sum()) + int(gone.sum()) <= left_out:
-                    saved = float(price[at]) * (its[level[at]] - its[further])
-                    choices.append((saved / max(0.5, float(gone.sum())), -at, further))
+            further = np.array(its[level[at] + 1 :])
+            rates = np.sort(windows[kept, at])
+            gone = len(rates) - np.searchsorted(rates, further, side="right")
+            saved = float(price[at]) * (its[level[at]] - further) / np.maximum(0.5, gone)
+            possible = np.flatnonzero(gone <= room)
+            if len(possible):
+                best = possible[int(np.argmax(saved[possible]))]
+                choices.append((float(saved[best]), -at, level[at] + 1 + int(best)))
         if not choices or max(choices)[0] <= 0.0:
             return level
-        _, negative, further = max(choices)
-        at = -negative
-        level[at] = further
-        out |= windows[:, at] > steps[at][further]
+        _, negative, place = max(choices)
+        level[-negative] = place
+        kept &= windows[:, -negative] <= steps[-negative][place]
 
 
 def _searched(

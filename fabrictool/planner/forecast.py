@@ -62,7 +62,7 @@ def forecast(
         basis="; ".join(sorted({option.figures.basis for option, _ in used})),
         limits=_limits(problem, solution),
         held_together=msgspec.UNSET if at_once is None else at_once,
-        wanted_together=msgspec.UNSET if blueprint.quantile is None else float(blueprint.quantile),
+        wanted_together=msgspec.UNSET if blueprint.together is None else float(blueprint.together),
     )
 
 

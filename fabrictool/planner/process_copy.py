@@ -18,8 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+_PR_SET_PDEATHSIG = 1
+"""Of Linux's ``prctl``."""
+
+
 class ProcessCopy:
-    """It does its work without a sound, hears no Ctrl-C, and is gone once it is closed."""
+    """It does its work without a sound, hears no Ctrl-C, and is gone once it is closed or who began it is gone."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         """Whatever goes wrong in `work` ends the copy alone. There is none where there is no memory for it."""
@@ -49,20 +53,44 @@ class ProcessCopy:
     def _fork(self, work: Callable[[], None]) -> None:
         with warnings.catch_warnings(), suppress(OSError):  # no memory for another process
             warnings.simplefilter("ignore", DeprecationWarning)  # of NumPy's threads: see above
+            parent = os.getpid()
             copy = os.fork()
             if not copy:
                 try:
                     signal.signal(signal.SIGINT, signal.SIG_IGN)
+                    _end_with(parent)
                     gc.freeze()  # or it would write to all memory that the two share
                     work()
                 finally:
                     os._exit(0)  # who began it does the same without it, and says what is wrong
-            self.descriptor = os.pidfd_open(copy)
+            try:
+                self.descriptor = os.pidfd_open(copy)
+            except OSError:  # no descriptor is left
+                os.kill(copy, signal.SIGKILL)
+                os.waitpid(copy, 0)
 
 
 def may_copy() -> bool:
     """Whether a copy is safe, and there is a second core for it."""
-    return hasattr(os, "pidfd_open") and _cores() > 1 and threading.active_count() == 1
+    return _cores() > 1 and threading.active_count() == 1 and _has_descriptors()
+
+
+def _has_descriptors() -> bool:
+    """Of processes: Linux from 5.3 on has them, where nothing forbids it."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):
+        return False
+    return True
+
+
+def _end_with(parent: int) -> None:
+    """Have the kernel end this process when that one is gone, however it went."""
+    import ctypes  # noqa: PLC0415 - only copies need it
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
 
 
 def _cores() -> int:

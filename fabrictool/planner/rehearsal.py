@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 MOST_OPTIONS = 5_000
 """Of a problem that is handed over: some 10 ms."""
+PATIENCE_S = 30.0
+"""For what takes some tenths of a second: a copy that was stopped, or that waits for nothing, is done without."""
 PLAYERS = "fabrictool.planner.loss_replay"
 
 
@@ -77,18 +79,25 @@ class Rehearsal:
     def prepare(self, problem: PlacementProblem) -> None:
         """Load what will be needed, beside what comes meanwhile."""
         if len(problem.options) <= MOST_OPTIONS and may_copy():
-            self._begin(problem)
+            with suppress(OSError):  # no descriptor is left for a pipe
+                self._begin(problem)
         else:
             Thread(target=import_module, args=[PLAYERS]).start()
 
     def play(self, asked: Asked) -> Result:
-        if self._ours is not None:
-            with suppress(EOFError, OSError):  # it is gone: then it is played here
+        result = self._elsewhere(asked) if self._ours is not None else None
+        return self._play(asked) if result is None else result
+
+    def _elsewhere(self, asked: Asked) -> Result | None:
+        """None where the copy is gone, or says nothing for long: then there is none any more."""
+        with suppress(EOFError, OSError):
+            if self._ours is not None:
                 self._ours.send(asked)
-                result = self._ours.recv()
-                if isinstance(result, Result):
+                if self._ours.poll(PATIENCE_S):
+                    result: Result = self._ours.recv()
                     return result
-        return self._play(asked)
+        self.__exit__()
+        return None
 
     def _play(self, asked: Asked) -> Result:
         from fabrictool.planner.loss_replay import played_losses  # noqa: PLC0415 - see above

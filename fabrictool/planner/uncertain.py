@@ -73,12 +73,20 @@ def together(blueprint: Blueprint, problem: PlacementProblem, solution: Solution
         sources.setdefault(source, []).append((room_of(problem, solution, need.model, after_loss), demand.windows))
     if sum(map(len, sources.values())) < 2:
         return None
+    if len(sources) == 1:  # nothing is left to chance
+        (members,) = sources.values()
+        return sum(_holds(members, at) for at in range(len(members[0][1]))) / len(members[0][1])
     holding = 0
     for _ in range(SAMPLES):
         # Of one trace all models have the same window.
         drawn = [(members, rng.randrange(len(members[0][1]))) for members in sources.values()]
-        holding += all(windows[at] <= room * (1 + EXACT) for members, at in drawn for room, windows in members)
+        holding += all(_holds(members, at) for members, at in drawn)
     return holding / SAMPLES
+
+
+def _holds(members: Sequence[tuple[float, tuple[float, ...]]], at: int) -> bool:
+    """Whether each model has room for what its window asks for."""
+    return all(windows[at] <= room * (1 + EXACT) for room, windows in members)
 
 
 def room_of(problem: PlacementProblem, solution: Solution, model: str, of_each: Callable[[Option], float]) -> float:

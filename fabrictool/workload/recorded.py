@@ -112,7 +112,7 @@ def _recorded(demand: Demand, name: str, trace: Trace, blueprint: Blueprint) -> 
     if demand.quantile is None:
         return recorded
     quantile, rates = float(demand.quantile), window_rates(times, trace.span, demand.window_s)
-    highest = max(demand.quantile, blueprint.quantile or demand.quantile)
+    highest = max(demand.quantile, blueprint.together or demand.quantile)
     fewest = fewest_windows(float(highest))
     if len(rates) < fewest:
         message = f"{demand.trace} has {len(rates)} windows of {Duration(demand.window_s)}; {highest} needs {fewest}"

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -91,7 +92,7 @@ def situation_of_trace(folder, quantile, shared=""):
     for rate in ("200", "1"):
         text = text.replace(f"demand: {{rate: {rate} req/s, input: 500 tok, output: 100 tok}}", demand)
     if shared:
-        text = text.replace("objective: [cost]", f"objective: [cost]\nquantile: {shared}")
+        text = text.replace("objective: [cost]", f"objective: [cost]\ntogether: {shared}")
     file.write_text(text)
     loaded = load(file, environment={})
     blueprint = with_traces(loaded.blueprint, folder, lambda name: None)
@@ -103,6 +104,20 @@ def test_the_busy_windows_of_the_cheaper_model_are_planned_for(tmp_path):
     raised = planned_at_once(situation_of_trace(tmp_path, "80%", "85%"))
     rates = {name: float(model.demand.rate) for name, model in raised.blueprint.models.items()}
     assert sorted(rate >= 2.0 for rate in rates.values()) == [False, True]
+
+
+@pytest.mark.parametrize("free", ["", ", price: 8 CHF/h"])
+def test_what_costs_nothing_is_weighed_by_its_devices(tmp_path, free):
+    """A cluster of one's own beside those that are paid for: rates of 0 would be planned for every busy window."""
+    instance = situation_of_trace(tmp_path, "80%", "85%")
+    file = tmp_path / "inventory.yaml"
+    assert ", price: 8 CHF/h" in file.read_text()
+    file.write_text(file.read_text().replace(", price: 8 CHF/h", free))
+    inventory = load(tmp_path / "blueprint.yaml", environment={}).inventory
+    raised = planned_at_once(replace(instance, inventory=inventory))
+    rates = sorted(float(model.demand.rate) for model in raised.blueprint.models.values())
+    assert rates[0] < 0.7
+    assert rates[1] == 2.0
 
 
 def test_a_plan_holds_in_as_many_windows_as_the_blueprint_asks_for(tmp_path):
@@ -121,7 +136,7 @@ def test_a_plan_holds_in_as_many_windows_as_the_blueprint_asks_for(tmp_path):
 
 @pytest.mark.parametrize(
     ("quantile", "shared", "words"),
-    [("85%", "40%", "`quantile` is 40%"), ("85%", "100%", "`quantile` is 100%"), ("85%", "99.5%", "99.5% needs 199")],
+    [("85%", "40%", "`together` is 40%"), ("85%", "100%", "`together` is 100%"), ("85%", "99.5%", "99.5% needs 199")],
 )
 def test_what_cannot_be_asked_for_is_refused(tmp_path, quantile, shared, words):
     with pytest.raises(InvalidInputError) as caught:
@@ -132,7 +147,7 @@ def test_what_cannot_be_asked_for_is_refused(tmp_path, quantile, shared, words):
 def test_it_is_of_several_models(tmp_path):
     write_fabric(tmp_path)
     file = tmp_path / "blueprint.yaml"
-    file.write_text(file.read_text().replace("objective: [cost]", "objective: [cost]\nquantile: 90%"))
+    file.write_text(file.read_text().replace("objective: [cost]", "objective: [cost]\ntogether: 90%"))
     with pytest.raises(InvalidInputError) as caught:
         load(file, environment={})
     assert [problem.code for problem in caught.value.problems] == ["FT1297"]

@@ -1,13 +1,17 @@
 """Placements that a copy of the process plays: the same as here, and here where it cannot."""
 
+import errno
 import os
 import signal
 import threading
+import time
+from pathlib import Path
 
 import pytest
 
 from fabrictool.planner import process_copy, rehearsal
 from fabrictool.planner.chosen import SearchOptions, best
+from fabrictool.planner.process_copy import ProcessCopy
 from fabrictool.planner.rehearsal import Asked, Rehearsal
 from fabrictool.planner.weights import planned_rates
 from tests.planner.fabrics import situation as situation_with
@@ -67,6 +71,57 @@ def test_a_copy_that_is_gone_or_fails_is_done_without(situation, asked, elsewher
         monkeypatch.undo()
         assert rehearsal.play(asked) == result
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_copy_that_is_stopped_is_left_alone(situation, asked, elsewhere, monkeypatch):
+    before = children()
+    monkeypatch.setattr(rehearsal, "PATIENCE_S", 0.2)
+    with Rehearsal(situation.blueprint, situation.inventory, 3) as stopped:
+        stopped.prepare(asked.problem)
+        signal.pidfd_send_signal(stopped._copy.descriptor, signal.SIGSTOP)
+        stopped.play(asked)
+        assert children() == before
+        stopped.play(asked)
+    assert elsewhere == [os.getpid()] * 2
+
+
+def test_where_no_descriptor_is_left_it_is_played_here(situation, asked, elsewhere, monkeypatch):
+    before, real = children(), os.pidfd_open
+
+    def full(process):
+        if process != os.getpid():
+            raise OSError(errno.EMFILE, "too many open files")
+        return real(process)
+
+    monkeypatch.setattr(os, "pidfd_open", full)
+    with Rehearsal(situation.blueprint, situation.inventory, 3) as alone:
+        alone.prepare(asked.problem)
+        assert children() == before
+        alone.play(asked)
+    assert elsewhere == [os.getpid()]
+
+
+def test_copies_of_a_copy_end_with_it(tmp_path):
+    """However it ended: the kernel sees to it."""
+    told = tmp_path / "number"
+
+    def work():
+        inner = ProcessCopy(lambda: time.sleep(60))
+        number = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+        told.write_text(number)
+        time.sleep(60)
+        inner.close()
+
+    outer = ProcessCopy(work)
+    deadline = time.monotonic() + 30
+    while not (told.exists() and told.read_text().strip()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    inner = Path("/proc") / told.read_text().strip() / "stat"
+    assert inner.exists()
+    outer.close()
+    while inner.exists() and inner.read_text().rpartition(")")[2].split()[0] != "Z" and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert time.monotonic() < deadline
 
 
 def test_what_is_large_is_played_here_and_loaded_by_a_thread(situation, asked, monkeypatch):
