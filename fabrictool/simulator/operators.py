@@ -115,6 +115,11 @@ class Attention:
     group: float = 1.0
     """Query heads that share one head of keys and values; 1 for latent attention, whose kernels work on all at once."""
 
+    def pairs(self, tokens: float) -> float:
+        """(query, key) pairs of a prompt in one layer: each token looks back at all before it, or at its window."""
+        inside = min(tokens, float(self.window or tokens))
+        return inside * inside / 2 + (tokens - inside) * inside
+
 
 @dataclass(frozen=True, slots=True)
 class Work:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fabrictool.simulator.capacity import MeanWorkload, ReplicaFigures
     from fabrictool.simulator.cases import Case
     from fabrictool.simulator.fitting import Observation
-    from fabrictool.simulator.operators import Parallelism, Work
+    from fabrictool.simulator.operators import Parallelism
     from fabrictool.simulator.stepmodel import StepModel
 
 IMPOSSIBLE = "FT2154"
@@ -43,10 +43,10 @@ class Floors:
 
 @dataclass(frozen=True, slots=True)
 class PeakUse:
-    """How near a replica's figures come to what the datasheet of its devices states."""
+    """How near a replica's figures come to what the datasheet of its devices states; no measurement."""
 
     flops: float
-    """Operations/s of a device at its peak, in the precisions of the model's products."""
+    """Operations/s of a device at its peak: of each product in the precision that it is computed in."""
     computing: float
     """Share of that while one mean prompt is read alone (MFU)."""
     bandwidth: float
@@ -59,16 +59,30 @@ class PeakUse:
 
 def peak_use(step: StepModel, figures: ReplicaFigures, demand: MeanWorkload) -> PeakUse:
     """Of a replica that fits and is no pipeline."""
-    operations, computing_s = _computing(step.work, step.machine, step.weights, demand.input)
-    weight = OCTETS[step.weights] if step.octets is None else step.octets
-    batch = float(figures.max_batch)
-    octets = _octets(step.work, weight, KV_OCTETS[step.kv], round(demand.held), batch)
+    shape, machine = step.work, step.machine
+    prompt, batch = np.full(1, demand.input), np.full(1, float(figures.max_batch))
+    done = [(float(m.flops(prompt)[0]), machine.peak(step.precision_of(m))[0]) for m in shape.matmuls]
+    pairs = sum(kind.flops_pair * kind.layers * kind.pairs(demand.input) for kind in (shape.full, shape.windowed))
+    done.append((pairs, machine.peak("bf16")[0]))
+    operations = sum(flops for flops, _ in done)
+    seconds = sum(flops / peak for flops, peak in done)
+    octets = sum(
+        float(m.touched(batch, step.factors.expert_spread)[0]) * step.width_of(m) for m in (*shape.matmuls, shape.head)
+    )
+    octets += (
+        figures.max_batch
+        * KV_OCTETS[step.kv]
+        * sum(
+            kind.kv_elements * kind.layers * min(demand.held, kind.window or demand.held)
+            for kind in (shape.full, shape.windowed)
+        )
+    )
     return PeakUse(
-        operations / computing_s,
-        computing_s / figures.prefill_s,
-        step.machine.bandwidth,
+        operations / seconds,
+        seconds / figures.prefill_s,
+        machine.bandwidth,
         octets,
-        octets / step.machine.bandwidth / figures.step_full_s,
+        octets / machine.bandwidth / figures.step_full_s,
     )
 
 
@@ -79,7 +93,7 @@ def floors(case: Case) -> Floors:
         prefill, decode = case.prefill.cut, case.decode.cut
     prompt = max(1, int(case.input_len * MEAN_LENGTH.get(case.mode, 1.0)))
     # Chunks of one prompt may be in all stages of a pipeline at the same time.
-    tpot, ttft = _reading(case, decode, prompt), _prompt_s(case, prefill, prompt) / prefill.pp
+    tpot, ttft = _reading(case, decode, prompt), _computing(case, prefill, prompt) / prefill.pp
     later = int(case.output_len * MEAN_LENGTH.get(case.mode, 1.0)) - 1
     return Floors(tpot, ttft, ttft + tpot * max(0, later))
 
@@ -102,36 +116,26 @@ def forbidden(observation: Observation) -> str:
 
 
 def _reading(case: Case, cut: Parallelism, context: int) -> float:
-    # Some engines narrow the logits' weights, too.
-    octets = _octets(work(case.model, cut), OCTETS[case.precision], KV_OCTETS[case.kv_precision], context)
-    return octets / Machine.of(case.device).bandwidth
-
-
-def _prompt_s(case: Case, cut: Parallelism, tokens: int) -> float:
-    return _computing(work(case.model, cut), Machine.of(case.device), case.precision, tokens)[1]
-
-
-def _octets(shape: Work, weight: float, cached: float, context: int, sequences: float = 1.0) -> float:
-    """What a step of so many sequences of `context` tokens reads on a device, which has `weight` octets for a weight
-    and `cached` for an element of the cache.
-    """
-    tokens = np.full(1, sequences)
-    weights = sum(float(m.touched(tokens)[0]) for m in (*shape.matmuls, shape.head))
+    shape, machine = work(case.model, cut), Machine.of(case.device)
+    token = np.ones(1)
+    weights = sum(
+        float(m.touched(token)[0]) * OCTETS[case.precision]  # some engines narrow the logits' weights, too
+        for m in (*shape.matmuls, shape.head)
+    )
     full, windowed = shape.full, shape.windowed
-    cache = full.kv_elements * full.layers * context
-    cache += windowed.kv_elements * windowed.layers * min(context, windowed.window)
-    return weights * weight + sequences * cache * cached
+    tokens = full.kv_elements * full.layers * context + windowed.kv_elements * windowed.layers * min(
+        context, windowed.window
+    )
+    return (weights + tokens * KV_OCTETS[case.kv_precision]) / machine.bandwidth
 
 
-def _computing(shape: Work, machine: Machine, precision: str, tokens: float) -> tuple[float, float]:
-    """Operations of a prompt on a device, and the seconds that they take at the peaks of its units."""
+def _computing(case: Case, cut: Parallelism, tokens: int) -> float:
+    shape, machine = work(case.model, cut), Machine.of(case.device)
     prompt = np.array([float(tokens)])
-    operations = seconds = 0.0
+    total = 0.0
     for m in shape.matmuls:
-        peak, _ = machine.peak(precision if m.precision == "weights" else m.precision)
-        flops = float(m.flops(prompt)[0])
-        operations += flops
-        seconds += flops / peak
+        peak, _ = machine.peak(case.precision if m.precision == "weights" else m.precision)
+        total += float(m.flops(prompt)[0]) / peak
     pairs = shape.full.flops_pair * shape.full.layers * tokens * tokens / 2
     # The scores of one prompt may be computed in the narrowest format that the device has.
-    return operations + pairs, seconds + pairs / max(machine.flops.values())
+    return total + pairs / max(machine.flops.values())

@@ -296,9 +296,8 @@ class StepModel:
 
     def attending(self, tokens: float) -> float:
         """Seconds for the attention of one prompt of `tokens`."""
-        inside = min(tokens, float(self.work.windowed.window))
-        windowed = inside * inside / 2 + (tokens - inside) * inside
-        return float(self.attended(tokens * tokens / 2)) + windowed * self._pair(self.work.windowed)
+        windowed = self.work.windowed.pairs(tokens) * self._pair(self.work.windowed)
+        return float(self.attended(self.work.full.pairs(tokens))) + windowed
 
     def attended(self, pairs: Any) -> Any:
         """Seconds for so many (query, key) pairs of a prefill in layers that see the whole context."""
@@ -386,9 +385,17 @@ class StepModel:
         """Seconds to move one token's cache between device and host: PCIe 4 at most, one link a device."""
         return self.work.full.kv_elements * self.work.full.layers * KV_OCTETS[self.kv] / 25e9
 
+    def precision_of(self, matmul: Matmul) -> str:
+        """In which it is multiplied."""
+        return self.weights if matmul.precision == "weights" else matmul.precision
+
+    def width_of(self, matmul: Matmul) -> float:
+        """Octets of one of its weights."""
+        return self.octets if self.octets and matmul.precision == "weights" else OCTETS[self.precision_of(matmul)]
+
     def _matmul(self, matmul: Matmul, tokens: Floats) -> Floats:
         f = self.factors
-        precision = self.weights if matmul.precision == "weights" else matmul.precision
+        precision = self.precision_of(matmul)
         peak, halvings = self.machine.peak(precision)
         own = matmul.precision == "weights"
         compute = f.compute * f.narrow**halvings
@@ -398,8 +405,7 @@ class StepModel:
             compute, bandwidth = compute * f.expert_compute, bandwidth * f.expert_bandwidth
             compute *= f.block_scale if precision == "fp8" and halvings == 1 else 1.0
         arithmetic = matmul.flops(tokens + self.factors.tile) / (peak * compute)
-        width = self.octets if self.octets and matmul.precision == "weights" else OCTETS[precision]
-        octets = matmul.touched(tokens, self.factors.expert_spread) * width + matmul.moved(tokens) * 2.0
+        octets = matmul.touched(tokens, self.factors.expert_spread) * self.width_of(matmul) + matmul.moved(tokens) * 2.0
         memory = octets / (self.machine.bandwidth * bandwidth)
         return np.asarray((arithmetic**SMOOTH + memory**SMOOTH) ** (1.0 / SMOOTH))
 

@@ -143,7 +143,7 @@ def test_what_limits_a_replica():
     assert limited(**steep, marginal_s=0.2).startswith("its steps limit it: 30 ms with 57 requests, whose caches")
     use = PeakUse(flops=989e12, computing=0.514, bandwidth=3.35e12, octets=61.2e9, reading=0.784)
     assert limited(Generator([1], use=use), **steep, marginal_s=0.7) == (
-        "computing limits it: reading prompts takes 70% of its time, at 51% of a device's 989 TFLOP/s"
+        "computing limits it: reading prompts takes 70% of its time, by the tables at 51% of a device's 989 TFLOP/s"
     )
     assert limited(Generator([1], use=use), **steep, marginal_s=0.2) == (
         "its steps limit it: 30 ms with 57 requests, whose caches have to be read (61.2 GB a device with the weights,"

@@ -159,7 +159,11 @@ def _limit(problem: PlacementProblem, option: Option) -> str:
         )
     use = None if generator is None else generator.peak_use(option)
     if prompts >= MOSTLY:
-        at = "" if use is None else f", at {use.computing:.0%} of a device's {use.flops / 1e12:.3g} TFLOP/s"
+        at = (
+            ""
+            if use is None
+            else f", by the tables at {use.computing:.0%} of a device's {use.flops / 1e12:.3g} TFLOP/s"
+        )
         return f"computing limits it: reading prompts takes {prompts:.0%} of its time{at}"
     at = (
         ""
