@@ -17,9 +17,10 @@ second would spare moves a second time."""
 NODES_BY_CAPACITY = ((1_000,), (20_000,))
 """The same, of stages without loads: all these nodes take less than to begin does."""
 NODES_BY_TANGENTS = ((2_000,), (8_000, 30_000))
-FIRST_BY_TANGENTS = {"slo": 4_000, "latency": 3_500, "excess": 3_000}
+FIRST_BY_TANGENTS = {"slo": (1_000, 4_000), "latency": (3_500,), "excess": (800, 3_000)}
 """The same, of stages whose programs are told what loads cost: nodes are quick there. What misses the SLO comes first,
-and what it is off makes all that was searched after it worthless; the bound of latency is weak at the root.
+and what it is off makes all that was searched after it worthless; but a try that the clock ends is lost, so it is not
+the first. The bound of latency is weak at the root.
 """
 TOLD_UP_TO = 200
 """Options up to which there are as many; of twice the options a quarter, as a node takes about four times as long."""
@@ -66,7 +67,7 @@ def tries(name: str, *, options: int, whole: bool, by_capacity: bool, by_tangent
         first, second = NODES_BY_CAPACITY if by_capacity else NODES_BY_TANGENTS if by_tangents else NODES
         if by_tangents and not by_capacity:
             times = min(1.0, TOLD_UP_TO / options) ** 2
-            first = tuple(round(times * FIRST_BY_TANGENTS.get(name, nodes)) for nodes in first)
+            first = tuple(round(times * nodes) for nodes in FIRST_BY_TANGENTS.get(name, first))
             second = tuple(round(times * nodes) for nodes in second)
         quick = (QUICK,) if options <= QUICK_UP_TO and not (by_capacity or by_tangents) else ()
         return {"first": (*quick, *first), "second": second, "all": (*quick, *first, *second)}[part]
