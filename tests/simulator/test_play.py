@@ -3,6 +3,7 @@
 from contextlib import contextmanager
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -306,6 +307,16 @@ def test_a_trace_of_which_nobody_may_be_served_is_not_played(shut_out):
     assert shut_out.listener.notes[-1] == "llama: 1 of 1 requests are played"
     assert shut_out.refusal(single, models=("llama",), seed=1).code == "FT2144"
     assert shut_out.listener.notes[-1] == "llama: 0 of 1 requests are played"
+
+
+def test_halves_of_pairs_that_no_group_may_use_together_serve_nobody(shut_out):
+    """Prompts at alpha, answers at beta: each group may use one of them. They are not played as if nobody asked."""
+    places = {"prefill": "one", "decode": "two"}
+    shut_out.replicas = [
+        msgspec.structs.replace(replica(f"llama/{at}", shut_out.inventory, where), phase=phase)
+        for at, (phase, where) in enumerate(places.items())
+    ]
+    assert shut_out.refusal(models=("llama",)).code == "FT2141"
 
 
 def test_a_request_takes_time_for_each_token_of_its_prompt(both):
