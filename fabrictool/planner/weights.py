@@ -3,7 +3,8 @@
 Of replicas that are alike, all have the same weight, and the largest of a model is 1. So one replica more changes no
 gateway; and weights that the gateways have already are kept as long as they are about right: a plan that changes little
 is soon read. Where a model's demand is divided among consumer groups, each group has weights of its own, by the flows
-that the loads were planned for (`planner.group_flows`): 0 where none of it goes.
+that the loads were planned for (`planner.group_flows`): 0 where none of it goes. A weight knows of no phase: of kinds
+that are alike but for it, the larger one counts for prompts and for answers, so that neither loses what is its own.
 """
 
 from __future__ import annotations
@@ -128,7 +129,9 @@ def _wanted(problem: PlacementProblem, solution: Solution) -> dict[str, float]:
     weights: dict[str, float] = {}
     for those in rivals.values():
         most = max(those.values())
-        weights |= {key: float(f"{max(LEAST, busy / most):.2g}") if most else 1.0 for key, busy in those.items()}
+        for key, busy in those.items():
+            weight = float(f"{max(LEAST, busy / most):.2g}") if most else 1.0
+            weights[key] = max(weights.get(key, 0.0), weight)
     return weights
 
 
@@ -137,24 +140,24 @@ def _wanted_by_group(
 ) -> GroupWeights:
     """Of all kinds in use that a group may use, whether any of it goes there or not.
 
-    What the plan leaves idle takes as little of each group as it does of all.
+    What the plan leaves idle, in both phases where it has two, takes as little of each group as it does of all.
     """
     options = {i: problem.options[i] for i in problem.of(model) if solution.counts.get(i)}
+    busy = {_option_key(option) for i, option in options.items() if solution.loads.get(i, 0.0)}
     weights: dict[str, dict[str, float]] = {}
     for flow in flows:
         mine = {i: o for i, o in options.items() if may_use(flow.group, providers_of(o))}
         for late in (False, True):  # as in `_wanted`
             rates: dict[str, float] = {}
-            idle: dict[str, bool] = {}
             for i, option in mine.items():
                 if (option.phase == "decode") is late:
                     key = _option_key(option)
                     rates[key] = max(rates.get(key, 0.0), flow.into.get(i, 0.0) / solution.counts[i])
-                    idle[key] = idle.get(key, True) and not solution.loads.get(i, 0.0)
             most = max(rates.values(), default=0.0)
             for key, rate in rates.items() if most else ():
-                share = LEAST if idle[key] else rate / most if rate >= NOTHING * most else 0.0
-                weights.setdefault(key, {})[flow.group.group] = float(f"{share:.3g}")
+                share = (rate / most if rate >= NOTHING * most else 0.0) if key in busy else LEAST
+                its = weights.setdefault(key, {})
+                its[flow.group.group] = max(its.get(flow.group.group, 0.0), float(f"{share:.3g}"))
     return weights
 
 

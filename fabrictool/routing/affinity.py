@@ -5,8 +5,8 @@ is not the system's, for the system's is what all share. The replica is found by
 Ravishankar, 1998): the same at every gateway without a memory, and when a replica comes or goes only its own
 conversations move. Where requests are dealt out by a group's weights alone, each replica is home to as many of its
 conversations as it has weight (weighted rendezvous). It is taken as long as its load is no more than `SLACK` requests,
-or a quarter, above the least loaded one (consistent hashing with bounded loads, Mirrokni et al., 2018): a conversation
-that all the world repeats spreads by itself.
+or a quarter, above the least loaded one that could be its home (consistent hashing with bounded loads, Mirrokni et al.,
+2018): a conversation that all the world repeats spreads by itself.
 """
 
 from __future__ import annotations
@@ -51,11 +51,16 @@ def preferred(candidates: Sequence[H], conversation: int, part: str | None = Non
     """
     if len(candidates) < 2:
         return None
+    rivals = candidates
     if part is None:
         home = max(candidates, key=lambda candidate: (_mixed(crc32(candidate.key, conversation)), candidate.key))
     else:
-        home = _home(candidates, weights_for(candidates, part), conversation)
-    least = min((candidate.load + 1.0) / candidate.weight for candidate in candidates)
+        weights = weights_for(candidates, part)
+        home = _home(candidates, weights, conversation)
+        # Where none of the part goes, an idle replica takes nothing off its homes. By the one weight all the same: a
+        # replica's load is that of all groups together.
+        rivals = [candidate for candidate, weight in zip(candidates, weights, strict=True) if weight]
+    least = min((rival.load + 1.0) / rival.weight for rival in rivals)
     return home if (home.load + 1.0) / home.weight <= least * FACTOR + SLACK / home.weight else None
 
 

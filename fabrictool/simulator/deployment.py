@@ -181,7 +181,7 @@ def of_model(
     mine = [replica for replica in placed if trust.permits(replica.provider, name, group, None)]
     if asking:
         mine = [replica for replica in mine if any(_serves(replica, part) for part in asking)]
-    if not mine:
+    if not mine or (asking and not any(_is_answered(part, mine) for part in asking)):
         providers = ", ".join(sorted({replica.provider for replica in placed}))
         raise InvalidInputError.of(
             "FT2141",

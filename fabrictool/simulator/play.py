@@ -134,7 +134,6 @@ def play(
         simulation = simulation.with_prefixes(block).with_host_cache(options.host_cache).with_events(events)
         stream = _stream(options, simulation, None if shares is None else shares[name], watcher)
         if stream is None:
-            watcher.note(f"{name}: no demand is declared; left out (give --trace or --workload)")
             continue
         rest = names[names.index(name) + 1 :]
         targets = targets_of(blueprint.latency_targets)
@@ -217,7 +216,7 @@ def _shared_out(
 
 
 def _stream(options: PlayOptions, simulation: ModelSimulation, trace: Trace | None, watcher: Watcher) -> Stream | None:
-    """None where nothing says what to play."""
+    """None where nothing says what to play, or nobody may serve any of it; a note says so."""
     if options.rate is not None and not options.rate > 0:
         raise InvalidInputError.of("FT2202", f"a rate of {options.rate:g} requests/s cannot be played")
     if trace is not None:
@@ -227,13 +226,36 @@ def _stream(options: PlayOptions, simulation: ModelSimulation, trace: Trace | No
             watcher.note(f"{simulation.name}: {left_out}")
         if options.rate is not None:
             mine = mine.at_rate(options.rate)
-        stream = trace_stream(mine, simulation.specs[0].model)
-        return with_groups(stream, simulation.parts, np.random.default_rng(options.seed))
+        return _of_groups(mine, simulation, options, watcher)
     if options.rate is not None:
         simulation = replace(simulation, rate=options.rate)
     if simulation.rate <= 0 and not options.models:
+        watcher.note(f"{simulation.name}: no demand is declared; left out (give --trace or --workload)")
         return None
+    if simulation.shut_out and simulation.rate > 0:
+        played = simulation.rate * simulation.played
+        watcher.note(f"{simulation.name}: {played:.3g} of {simulation.rate:.3g} requests/s are played")
     return declared_stream(simulation, options.requests or INVENTED, options.seed)
+
+
+def _of_groups(trace: Trace, simulation: ModelSimulation, options: PlayOptions, watcher: Watcher) -> Stream | None:
+    """Each request of a group that is drawn by its share, without those of groups that nobody may serve; None where
+    these are all.
+    """
+    stream = trace_stream(trace, simulation.specs[0].model)
+    every = (*simulation.parts, *simulation.shut_out)
+    stream = with_groups(stream, every, np.random.default_rng(options.seed))
+    if stream.group is None or not simulation.shut_out:
+        return stream
+    served = stream.group < len(simulation.parts)
+    count, asked = int(served.sum()), len(trace)
+    rates = f", {trace.rate * count / asked:.3g} of {trace.rate:.3g} requests/s" if trace.rate else ""
+    watcher.note(f"{simulation.name}: {count} of {asked} requests are played{rates}")
+    if not count:
+        return None
+    mine = trace_stream(trace.only(served), simulation.specs[0].model)
+    # Time goes on as in the whole trace: events of replicas are told by it.
+    return replace(mine, arrival=stream.arrival[served], group=stream.group[served], groups=simulation.parts)
 
 
 def _some(names: Sequence[str]) -> str:

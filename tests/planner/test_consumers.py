@@ -16,6 +16,7 @@ from fabrictool.domain.evidence import Evidence
 from fabrictool.domain.plan import inputs_digest
 from fabrictool.domain.specs import GatewaySpec, weight_key
 from fabrictool.domain.state import State
+from fabrictool.planner.assign import assign
 from fabrictool.planner.chosen import SearchOptions, best
 from fabrictool.planner.forecast import forecast
 from fabrictool.planner.group_flows import divided_demands, group_flows
@@ -26,7 +27,7 @@ from fabrictool.planner.solvers.symmetry import merged
 from fabrictool.planner.stages import values_of
 from fabrictool.planner.survival import worst_loss
 from fabrictool.planner.units import wanted_units
-from fabrictool.planner.weights import gateway_group_weights, weighted
+from fabrictool.planner.weights import LEAST, gateway_group_weights, weighted
 from fabrictool.simulator.demanded import GroupDemand
 from tests.planner.fabrics import situation, solved, write_fabric
 from tests.planner.test_exact import MOST, fits, option, pool, problem, solve
@@ -273,6 +274,34 @@ def test_nobody_is_dealt_out_to_a_replica_that_is_full_of_others():
     # C can be filled by the rest alone, which leaves 0.05 of it: as it would like, three quarters of that with a.
     assert flows[""] == {n: pytest.approx(share * load, rel=1e-3) for n, share in enumerate((0.0375, 0.0125, 0.2))}
     assert flows["a-or-b"] == {n: pytest.approx(share * load, rel=1e-3) for n, share in enumerate((0.0625, 0.1875))}
+
+
+@pytest.mark.parametrize(
+    ("prompts", "answers", "expected"),
+    [
+        ((10.0, 0.0), (0.0, 10.0), (1.0, 1.0)),
+        ((10.0, 0.0), (7.5, 2.5), (1.0, 0.333)),
+        ((7.5, 2.5), (10.0, 0.0), (1.0, 0.333)),
+        ((10.0, 0.0), (10.0, 0.0), (1.0, LEAST)),
+    ],
+)
+def test_a_weight_serves_both_phases_of_a_kind(prompts, answers, expected):
+    """Gateways know one weight for replicas that are alike but for the phase."""
+    pools = [pool(name, nodes=4, per_node=8) for name in "ab"]
+    need = ModelNeed("m", 10.0, 0, 9, parts=(part("g", 1.0, "a", "b"),))
+    options = [replace(option("m", where), phase=phase) for phase in ("prefill", "decode") for where in pools]
+    ways = {("m", p.key, q.key): Transfer(0.1, 1.0) for p in pools for q in pools}
+    instance = replace(problem([need], options, pools), transfers=ways)
+    planned = {"prefill": dict(zip("ab", prompts, strict=True)), "decode": dict(zip("ab", answers, strict=True))}
+    loads = {i: planned[its.phase][its.pool.cluster] for i, its in enumerate(instance.options)}
+    solution = replace(solve(instance), counts=dict.fromkeys(loads, 1), loads=loads)
+    placement = assign(instance, solution, {})
+    dealt = weighted(instance, solution, placement, {}, {}, divided_demands(instance, solution)).replicas
+    for at, its in enumerate("ab"):
+        here = [replica for replica in dealt if replica.cluster == its]
+        weight = pytest.approx(expected[at], abs=0.005)
+        assert [replica.weight for replica in here] == [weight] * 2
+        assert [replica.group_weights for replica in here] == [{"g": weight}] * 2
 
 
 @seeds(30, drawn=30, long=600)

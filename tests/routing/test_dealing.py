@@ -142,3 +142,23 @@ def test_conversations_have_their_homes_where_their_group_goes():
     assert [plain.index(preferred(plain, talk, "lab")) for talk in talks] == [
         alike.index(preferred(alike, talk, "lab")) for talk in talks
     ], "equal weights are as none"
+
+
+def test_conversations_keep_their_homes_while_a_replica_of_other_groups_is_idle():
+    rng = random.Random(4)
+    homes = [Replica(key=rng.randbytes(32), load=20.0, group_weights={"lab": 1.0, "others": 0.0}) for _ in range(2)]
+    others = Replica(key=rng.randbytes(32), group_weights={"lab": 0.0, "others": 1.0})
+    talks = [rng.getrandbits(32) for _ in range(400)]
+    assert all(preferred([*homes, others], talk, "lab") in homes for talk in talks)
+    homes[0].load = 0.0
+    kept = {preferred([*homes, others], talk, "lab") for talk in talks}
+    assert kept == {homes[0], None}, "load counts among its own"
+
+
+def test_a_group_keeps_its_small_part_of_a_replica_that_another_one_fills():
+    """Whose loads are as planned keeps its conversations: loads are of all groups, and so is the weight they go by."""
+    rng = random.Random(5)
+    weights = ({"lab": 0.1, "others": 1.0}, {"lab": 1.0})
+    replicas = [Replica(key=rng.randbytes(32), load=20.0, group_weights=its) for its in weights]
+    talks = [rng.getrandbits(32) for _ in range(400)]
+    assert {preferred(replicas, talk, "lab") for talk in talks} == set(replicas)

@@ -3,6 +3,7 @@
 from contextlib import contextmanager
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -273,6 +274,49 @@ def test_replicas_that_trust_excludes_get_nothing(two_models, blueprint, replica
 def test_a_model_that_trust_lets_nobody_serve_is_refused(two_models):
     fabric = two_models({"llama/1": ("two", 1)}, TWO_MODELS + TENANTS + OURS.format("a"))
     assert fabric.refusal(models=("llama",)).code == "FT2141"
+
+
+@pytest.fixture
+def shut_out(two_models):
+    """Half of the requests may go to beta only, and nothing stands there."""
+    text = TWO_MODELS.replace("demand: {rate", "demand: {groups: {at-a: 50%, at-b: 50%}, rate", 1)
+    trust = "trust: {groups: {at-a: {allow: [alpha]}, at-b: {allow: [beta]}}}\n"
+    return two_models({"llama/0": ("one", 1)}, text + trust)
+
+
+@pytest.mark.parametrize(("rate", "asked"), [(None, 4.0), (20.0, 20.0)])
+def test_who_may_not_be_served_is_left_out_of_a_trace_as_of_the_demand(shut_out, rate, asked):
+    (of_trace,) = shut_out.plays(requests_for(*["llama"] * 1001, gap=0.25), models=("llama",), rate=rate)
+    count = of_trace.report.requests
+    assert count == of_trace.report.finished == pytest.approx(500, abs=60)
+    assert of_trace.report.rate == pytest.approx(asked / 2, rel=0.15)
+    whose, how_many = shut_out.listener.notes
+    assert whose == "llama: no replica may serve group at-b; its requests, 50% of the demand, are left out"
+    played = f"{asked * count / 1001:.3g} of {asked:.3g} requests/s"
+    assert how_many == f"llama: {count} of 1001 requests are played, {played}"
+    (of_demand,) = shut_out.plays(models=("llama",), requests=1000, rate=asked)
+    assert of_demand.report.rate == pytest.approx(asked / 2, rel=0.15)
+    assert shut_out.listener.notes == [whose, f"llama: {asked / 2:.3g} of {asked:.3g} requests/s are played"]
+
+
+def test_a_trace_of_which_nobody_may_be_served_is_not_played(shut_out):
+    """A single request is of one group or the other, by the seed."""
+    single = requests_for("llama")
+    (shown,) = shut_out.plays(single, models=("llama",), seed=2)
+    assert shown.report.requests == 1
+    assert shut_out.listener.notes[-1] == "llama: 1 of 1 requests are played"
+    assert shut_out.refusal(single, models=("llama",), seed=1).code == "FT2144"
+    assert shut_out.listener.notes[-1] == "llama: 0 of 1 requests are played"
+
+
+def test_halves_of_pairs_that_no_group_may_use_together_serve_nobody(shut_out):
+    """Prompts at alpha, answers at beta: each group may use one of them. They are not played as if nobody asked."""
+    places = {"prefill": "one", "decode": "two"}
+    shut_out.replicas = [
+        msgspec.structs.replace(replica(f"llama/{at}", shut_out.inventory, where), phase=phase)
+        for at, (phase, where) in enumerate(places.items())
+    ]
+    assert shut_out.refusal(models=("llama",)).code == "FT2141"
 
 
 def test_a_request_takes_time_for_each_token_of_its_prompt(both):
