@@ -212,12 +212,13 @@ def _opened(source: Source, bundle: BundleFile) -> Evidence:
 def solver_named(name: str, clock: SearchClock | None = None) -> Solver:
     """`clock` ends it where it can be ended at any step. Raises UsageError FT9001 when there is none."""
     from fabrictool.planner.solvers.exact import ExactSolver
+
+    if name == ExactSolver.name:  # mostly, and the others need not be loaded
+        return ExactSolver() if clock is None else ExactSolver(clock.left_s)
     from fabrictool.planner.solvers.registry import SOLVERS
 
     if name not in SOLVERS:
         raise UsageError.of("FT9001", f"unknown solver {name!r}", hint=f"one of: {', '.join(SOLVERS)}")
-    if clock is not None and SOLVERS[name] is ExactSolver:
-        return ExactSolver(clock.left_s)
     return SOLVERS[name]()
 
 

@@ -141,7 +141,7 @@ def _served(
         for place, flow in flows.items():
             into[place].append((flow, 1.0))
     for place, room in rooms.items():
-        program.row(-1.0, math.fsum(room.whole.values()), [*into[place], *room.terms()])
+        program.row(0.0, math.fsum(room.whole.values()), [*into[place], *room.terms()])
     fairest = program.minimise([(least, -1.0)], seconds=SECONDS, seed=0)
     if fairest is None:
         return [0.0] * len(rates), [0.0] * program.columns
