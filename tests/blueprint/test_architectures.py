@@ -151,6 +151,7 @@ def test_the_digest_depends_on_what_it_says_and_is_the_old_one_without(fabric):
     assert inventory.pop("calibrations") == []
     assert old.pop("limits") == inventory.pop("limits") == {}
     assert old.pop("timezone") == "UTC"
+    assert old.pop("together") is None
     for cluster in inventory["clusters"].values():
         for partition in cluster["partitions"].values():
             assert (partition.pop("price_hours"), partition.pop("queue_wait")) == (None, None)
