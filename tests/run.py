@@ -1,10 +1,9 @@
-"""``make test``: five lanes side by side, because most tests mostly wait; the output of four comes at the end.
+"""``make test``: four lanes side by side, because most tests mostly wait; the output of three comes at the end.
 
 =========== ============================================================================================
 testbed     what runs on the Slurm testbed (``tests/bed``)
 processes   what starts sshd and whole fabrics on this machine
 commands    what calls the command line again and again, gateways and agents
-planner     what searches for placements
 the others  everything else; its output is seen as it comes
 =========== ============================================================================================
 
@@ -22,13 +21,12 @@ ROOT = Path(__file__).parent.parent
 PYTEST = [sys.executable, "-m", "pytest"]
 TESTBED = ["tests/bed"]
 PROCESSES = ["tests/clusters/connections", "tests/e2e", "tests/gitops"]
-PLANNER = ["tests/planner"]
 COMMANDS = ["tests/cli", "tests/docs", "tests/state", "tests/test_install.py", "tests/gateway", "tests/agent"]
 SLOWEST = "--durations=15"
 ENVIRONMENT = os.environ | dict.fromkeys(("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 """NumPy's threads wait for each other by spinning, and here the lanes have use for every core."""
 GIVING_WAY = ["nice", "-n", "10"]
-"""What the last three begin with: they compute, and the lanes beside them must hear heartbeats in time."""
+"""What the last two begin with: they compute, and the lanes beside them must hear heartbeats in time."""
 NOTHING_COLLECTED = 5
 LEFT_OUT = "not extended and not long and not vllm"
 
@@ -41,9 +39,8 @@ def main(arguments):
         "the tests on the Slurm testbed": [*PYTEST, "-m", LEFT_OUT, *TESTBED],
         "the tests that start programs": [*PYTEST, "-m", LEFT_OUT, *PROCESSES],
         "the tests of the command line, gateways and agents": [*GIVING_WAY, *PYTEST, "-m", LEFT_OUT, *COMMANDS],
-        "the tests of the planner": [*GIVING_WAY, *PYTEST, "-m", LEFT_OUT, *PLANNER],
     }
-    others = [word for path in (*TESTBED, *PROCESSES, *COMMANDS, *PLANNER) for word in ("--ignore", path)]
+    others = [word for path in (*TESTBED, *PROCESSES, *COMMANDS) for word in ("--ignore", path)]
     with tempfile.TemporaryDirectory() as folder:
         seen = subprocess.Popen([*GIVING_WAY, *PYTEST, SLOWEST, "-m", LEFT_OUT, *others], env=ENVIRONMENT)
         started = []
@@ -73,8 +70,8 @@ def main(arguments):
 
 
 def compile_once():
-    """What each of four lanes would else do by itself in their first minute: half a minute for the simulator's loop,
-    and a third of what every program of ours takes to start. The fifth does not come to that so soon.
+    """What each of three lanes would else do by itself in their first minute: half a minute for the simulator's loop,
+    and a third of what every program of ours takes to start. The fourth does not come to that so soon.
     """
     subprocess.call([sys.executable, "-m", "compileall", "-q", "fabrictool"], cwd=ROOT)
     subprocess.call([sys.executable, "-m", "tests.warm"], cwd=ROOT, stdin=subprocess.DEVNULL)

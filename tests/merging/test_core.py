@@ -285,7 +285,7 @@ OPTIONS = st.builds(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(OPTIONS, st.integers(0, 10**6), st.booleans())
 def test_whatever_comes_all_are_answered_and_no_block_is_lost(options, seed, by_load):
     rng = random.Random(seed)

@@ -190,8 +190,8 @@ def shortened(seed, size, script):
 
 BATCH = 100
 LONG = pytest.mark.long
-BATCHES = some(range(1000), 4)
-"""Four hundred seeds in each run, a hundred thousand in `make test-long`. One in ten is always the same."""
+BATCHES = some(range(1000), 2)
+"""Two hundred seeds in each run, a hundred thousand in `make test-long`. One in ten is always the same."""
 
 
 @pytest.mark.timeout(600)
