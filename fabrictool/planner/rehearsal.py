@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
 MOST_OPTIONS = 5_000
 """Of a problem that is handed over: some 10 ms."""
-PATIENCE_S = 30.0
-"""For what takes some tenths of a second: a copy that was stopped, or that waits for nothing, is done without."""
+PATIENCE_S = 180.0
+"""For what takes some tenths of a second, or a minute where the event loop was never compiled before: a copy that was
+stopped, or that waits for nothing, is done without."""
 PLAYERS = "fabrictool.planner.loss_replay"
 
 
