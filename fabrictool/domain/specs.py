@@ -597,8 +597,7 @@ def as_assigned(spec: AgentSpec) -> AgentSpec:
 
 IN_PLACE = (
     "policy", "retries", "groups", "tenants", "keys", "model_providers", "weights", "group_weights", "revocations",
-    "replicas",
-    "after_reboot", "bootstrap", "builds", "affinity", "slos", "admission",
+    "replicas", "after_reboot", "bootstrap", "builds", "affinity", "slos", "admission",
     "priorities", "terms", "model_limits", "labels", "aliases", "model_groups", "wakes", "cache_octets", "bases",
     "patience",
 )  # fmt: skip

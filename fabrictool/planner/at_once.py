@@ -2,15 +2,15 @@
 
 Each model by itself needs but the quantile of its own windows (`planner.uncertain`). That all hold in the same window
 is a chance constraint over samples: some windows may be left out, and each model is planned for the busiest of those
-that stay. Which ones are left out is an integer program; a request/s of a model is worth what it costs where it is
-cheapest. Source: Campi and Garatti, "A sampling-and-discarding approach to chance-constrained optimization" (2011).
+that stay. Which ones are left out is an integer program, or settled one after the other where there are many; a
+request/s of a model is worth what it costs where it is cheapest. Source: Campi and Garatti, "A sampling-and-discarding
+approach to chance-constrained optimization" (2011).
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections import defaultdict
 from contextlib import suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -21,13 +21,12 @@ from fabrictool.base.errors import FabrictoolError, InfeasibleError
 from fabrictool.base.units import Rate
 from fabrictool.planner.program import Program
 from fabrictool.planner.survival import SIDES, after_loss
-from fabrictool.planner.uncertain import EXACT, SAMPLES
+from fabrictool.planner.uncertain import EXACT, windows_at_once
 from fabrictool.workload.windows import rank_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from fabrictool.domain.blueprint import Blueprint, Demand
     from fabrictool.planner.problem import Option, PlacementProblem
     from fabrictool.planner.situation import Situation
 
@@ -40,11 +39,12 @@ MOST_STEPS, MOST_WINDOWS = 50, 2_000
 
 
 def planned_at_once(situation: Situation) -> Situation:
-    """With the rates that the blueprint's `together` asks for, where it states that; of what has no
-    placement at all the search says why.
+    """With the rates that the blueprint's `together` asks for, where it states that; where there is no placement at all
+    the search says why.
     """
     share = situation.blueprint.together
-    demands = {name: demand for name, demand in _demands(situation.blueprint) if demand.windows}
+    demands = {name: model.demand for name, model in sorted(situation.blueprint.models.items())
+               if model.demand is not None and model.demand.windows}  # fmt: skip
     if share is None or len(demands) < 2:
         return situation
     try:
@@ -64,22 +64,6 @@ def planned_at_once(situation: Situation) -> Situation:
     return situation.with_models(changes) if changes else situation
 
 
-def windows_at_once(demands: Mapping[str, Demand], rng: random.Random) -> tuple[Floats, bool]:
-    """Windows × models, requests/s; and whether they were drawn: of one trace they are those that were at once."""
-    sources: dict[object, list[int]] = defaultdict(list)
-    for at, (name, demand) in enumerate(demands.items()):
-        sources[demand.trace or name, len(demand.windows), demand.window_s].append(at)
-    every = [np.array(demand.windows) for demand in demands.values()]
-    if len(sources) == 1:
-        return np.stack(every, axis=1), False
-    windows = np.zeros((SAMPLES, len(every)))
-    for members in sources.values():
-        rows = [rng.randrange(len(every[members[0]])) for _ in range(SAMPLES)]
-        for at in members:
-            windows[:, at] = every[at][rows]
-    return windows, True
-
-
 def cheapest_rates(windows: Floats, least: Floats, price: Floats, left_out: int) -> Floats:
     """Of each model, in requests/s: none below its `least`, and no window but at most `left_out` of them asks for more
     of any model; the sum of rates at these prices is the least that was found.
@@ -96,12 +80,6 @@ def cheapest_rates(windows: Floats, least: Floats, price: Floats, left_out: int)
         if rates is not None and float(rates @ price) < float(best @ price):
             best = rates
     return best
-
-
-def _demands(blueprint: Blueprint) -> Iterator[tuple[str, Demand]]:
-    for name, model in sorted(blueprint.models.items()):
-        if model.demand is not None and model.demand.quantile is not None:
-            yield name, model.demand
 
 
 def _prices(problem: PlacementProblem, models: Sequence[str]) -> Floats:

@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import math
 import random
-from typing import TYPE_CHECKING
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from fabrictool.base.canonical import tidy
 from fabrictool.domain.hours import DAY
@@ -18,10 +21,12 @@ from fabrictool.domain.plan import DemandForecast
 from fabrictool.planner.survival import SIDES, after_loss
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from fabrictool.domain.blueprint import Blueprint, Demand
     from fabrictool.planner.problem import Option, PlacementProblem, Solution
+
+    Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 SAMPLES = 1000
 """Windows that are drawn for all models together."""
@@ -63,30 +68,32 @@ def together(blueprint: Blueprint, problem: PlacementProblem, solution: Solution
 
     None where fewer than two models are planned by a quantile.
     """
-    rng = random.Random(f"together {seed}")
-    sources: dict[object, list[tuple[float, tuple[float, ...]]]] = {}
-    for need in problem.needs:
-        demand = blueprint.models[need.model].demand
-        if demand is None or not demand.windows:
-            continue
-        source = (demand.trace or need.model, len(demand.windows), demand.window_s)
-        sources.setdefault(source, []).append((room_of(problem, solution, need.model, after_loss), demand.windows))
-    if sum(map(len, sources.values())) < 2:
+    demands = {need.model: demand for need in problem.needs
+               if (demand := blueprint.models[need.model].demand) is not None and demand.windows}  # fmt: skip
+    if len(demands) < 2:
         return None
-    if len(sources) == 1:  # nothing is left to chance
-        (members,) = sources.values()
-        return sum(_holds(members, at) for at in range(len(members[0][1]))) / len(members[0][1])
-    holding = 0
-    for _ in range(SAMPLES):
-        # Of one trace all models have the same window.
-        drawn = [(members, rng.randrange(len(members[0][1]))) for members in sources.values()]
-        holding += all(_holds(members, at) for members, at in drawn)
-    return holding / SAMPLES
+    windows, _ = windows_at_once(demands, random.Random(f"together {seed}"))
+    room = np.array([room_of(problem, solution, model, after_loss) for model in demands])
+    return float((windows <= room * (1 + EXACT)).all(axis=1).mean())
 
 
-def _holds(members: Sequence[tuple[float, tuple[float, ...]]], at: int) -> bool:
-    """Whether each model has room for what its window asks for."""
-    return all(windows[at] <= room * (1 + EXACT) for room, windows in members)
+def windows_at_once(demands: Mapping[str, Demand], rng: random.Random) -> tuple[Floats, bool]:
+    """Windows × models, requests/s; and whether they were drawn: of one trace they are those that were at once.
+
+    Of several sources `SAMPLES` are drawn, and models of the same one have the same window.
+    """
+    sources: dict[object, list[int]] = defaultdict(list)
+    for at, (name, demand) in enumerate(demands.items()):
+        sources[demand.trace or name, len(demand.windows), demand.window_s].append(at)
+    every = [np.array(demand.windows) for demand in demands.values()]
+    if len(sources) == 1:
+        return np.stack(every, axis=1), False
+    windows = np.zeros((SAMPLES, len(every)))
+    for members in sources.values():
+        rows = [rng.randrange(len(every[members[0]])) for _ in range(SAMPLES)]
+        for at in members:
+            windows[:, at] = every[at][rows]
+    return windows, True
 
 
 def room_of(problem: PlacementProblem, solution: Solution, model: str, of_each: Callable[[Option], float]) -> float:

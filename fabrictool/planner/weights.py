@@ -37,7 +37,7 @@ NOTHING = 0.001
 GroupWeights = Mapping[str, Mapping[str, float]]
 """By `weight_key`, then consumer group."""
 Divided = Mapping[str, Sequence["GroupFlow"]]
-"""By model."""
+"""Model → flows of its groups, as `group_flows.divided_demands` has them."""
 GroupRates = Mapping[str, Mapping[str, Mapping["OptionKey", float]]]
 """By model and consumer group: requests/s to each replica of an option."""
 

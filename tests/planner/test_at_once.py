@@ -10,9 +10,10 @@ import pytest
 from fabrictool.base.errors import InvalidInputError
 from fabrictool.blueprint import load
 from fabrictool.planner import at_once
-from fabrictool.planner.at_once import cheapest_rates, planned_at_once, windows_at_once
+from fabrictool.planner.at_once import cheapest_rates, planned_at_once
 from fabrictool.planner.chosen import SearchOptions, best, forecast_of
 from fabrictool.planner.situation import Situation
+from fabrictool.planner.uncertain import SAMPLES, windows_at_once
 from fabrictool.workload.recorded import with_traces
 from tests.planner.fabrics import write_fabric
 from tests.planner.test_uncertain import a_demand
@@ -64,7 +65,7 @@ def test_windows_of_a_trace_are_those_at_the_same_time_and_of_several_are_drawn(
     assert (windows.tolist(), drawn) == ([[1.0, 30.0], [2.0, 20.0], [3.0, 10.0]], False)
     other = same | {"o": a_demand([5.0, 6.0], 0.5, 5.0, trace="another")}
     windows, drawn = windows_at_once(other, random.Random(0))
-    assert (windows.shape, drawn) == ((at_once.SAMPLES, 3), True)
+    assert (windows.shape, drawn) == ((SAMPLES, 3), True)
     assert {tuple(row[:2]) for row in windows.tolist()} == {(1.0, 30.0), (2.0, 20.0), (3.0, 10.0)}
     assert {row[2] for row in windows.tolist()} == {5.0, 6.0}
 
