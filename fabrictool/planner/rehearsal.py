@@ -17,7 +17,7 @@ from fabrictool.planner.problem import Solution
 from fabrictool.planner.process_copy import ProcessCopy, may_copy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from multiprocessing.connection import Connection
     from typing import Self
 
@@ -119,8 +119,8 @@ class Rehearsal:
 
         def answering() -> None:
             ours.close()
-            for asked in _least_asked(problem):
-                self._play(asked)  # what numba has compiled is read from the disk when it is first called
+            if (least := _least_asked(problem)) is not None:
+                self._play(least)  # what numba has compiled is read from the disk when it is first called
             while True:
                 theirs.send(self._play(theirs.recv()))
 
@@ -133,11 +133,12 @@ class Rehearsal:
             theirs.close()
 
 
-def _least_asked(problem: PlacementProblem) -> Iterator[Asked]:
+def _least_asked(problem: PlacementProblem) -> Asked | None:
     """One replica of the first model that has one, if any has."""
-    for i, option in enumerate(problem.options):
-        if option.phase == "unified" and option.levels:
-            rate = option.levels[0].rate
-            placement = assign(problem, Solution({i: 1}, {i: rate}, (), "", optimal=False), {})
-            yield Asked(problem, placement, {option.key: rate}, [option.model], [])
-            return
+    i = next((i for i, its in enumerate(problem.options) if its.phase == "unified" and its.levels), None)
+    if i is None:
+        return None
+    option = problem.options[i]
+    rate = option.levels[0].rate
+    placement = assign(problem, Solution({i: 1}, {i: rate}, (), "", optimal=False), {})
+    return Asked(problem, placement, {option.key: rate}, [option.model], [])
