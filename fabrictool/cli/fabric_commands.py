@@ -174,12 +174,8 @@ def plan(
     ] = None,
 ) -> int:
     """Show what would change and what it forecasts; changes nothing."""
-    from fabrictool.cli.plan_output import PlanOutput, show_plan
-    from fabrictool.cli.planning import bundle_meant, evidence_of, search_limit, search_progress, solver_named
-    from fabrictool.cli.solve_watch import SearchClock, SolverWatch
-    from fabrictool.planner.highs import prepare
-    from fabrictool.planner.plan import PlanOptions
-    from fabrictool.planner.solvers.exact import ExactSolver
+    from fabrictool.cli.planning import bundle_meant, evidence_of, search_limit
+    from fabrictool.planner.rehearsal import Rehearsal
 
     refuse("either --budget or --work", budget is not None and work is not None)
     limit = search_limit(budget, work)
@@ -214,6 +210,7 @@ def plan(
             " --improve, --node-loss or --detailed-exitcode with it",
             any(of_a_plan),
         )
+        from fabrictool.cli.planning import solver_named
         from fabrictool.cli.whatif import SweepOptions, show_sweep
 
         sweep = SweepOptions(solver_named(solver), limit.as_work_s, seed, executor, workers)
@@ -230,41 +227,52 @@ def plan(
 
         drawable(plot)
     models = source.blueprint.models.values()
-    replays = len(models) + sum(model.survive is not None for model in models)
-    explains = explain or bool(why_not)
-    clock = SearchClock(keeps=meant is None, budget_s=limit.budget_s, models=replays, explains=explains)
-    found_by = solver_named(solver, clock)
-    by_clock = isinstance(found_by, ExactSolver)
-    if by_clock and len(source.blueprint.models) * len(source.inventory.clusters) > LIKELY_LARGE:
-        prepare()  # while tables are made
-    watch = SolverWatch(found_by, clock if by_clock else None)
-    progress = search_progress(source.inventory) if meant is None else None
-    options = PlanOptions(
-        seed,
-        limit.work_s if by_clock else limit.as_work_s,
-        watch,
-        progress,
-        prepares=True,
-        explain=explain,
-        explain_left_s=clock.explaining_left_s,
-        max_moves=max_moves,
-        improve=improve or solver != "exact",
-        node_loss=node_loss,
-        why_not=tuple(why_not or ()),
-    )
-    output = PlanOutput(
-        out,
-        policy,
-        chart,
-        plot,
-        explains,
-        verbose,
-        as_json,
-        detailed_exitcode,
-        assume_empty,
-        render=render,
-    )
-    return show_plan(source, meant, options, watch, output)
+    with Rehearsal() as rehearsal:
+        large = len(models) * len(source.inventory.clusters) > LIKELY_LARGE
+        if not large:
+            rehearsal.begin()  # before the planner is loaded
+        from fabrictool.cli.plan_output import PlanOutput, show_plan
+        from fabrictool.cli.planning import search_progress, solver_named
+        from fabrictool.cli.solve_watch import SearchClock, SolverWatch
+        from fabrictool.planner.highs import prepare
+        from fabrictool.planner.plan import PlanOptions
+        from fabrictool.planner.solvers.exact import ExactSolver
+
+        replays = len(models) + sum(model.survive is not None for model in models)
+        explains = explain or bool(why_not)
+        clock = SearchClock(keeps=meant is None, budget_s=limit.budget_s, models=replays, explains=explains)
+        found_by = solver_named(solver, clock)
+        by_clock = isinstance(found_by, ExactSolver)
+        if by_clock and large:
+            prepare()  # while tables are made
+        watch = SolverWatch(found_by, clock if by_clock else None)
+        progress = search_progress(source.inventory) if meant is None else None
+        options = PlanOptions(
+            seed,
+            limit.work_s if by_clock else limit.as_work_s,
+            watch,
+            progress,
+            rehearsal=rehearsal,
+            explain=explain,
+            explain_left_s=clock.explaining_left_s,
+            max_moves=max_moves,
+            improve=improve or solver != "exact",
+            node_loss=node_loss,
+            why_not=tuple(why_not or ()),
+        )
+        output = PlanOutput(
+            out,
+            policy,
+            chart,
+            plot,
+            explains,
+            verbose,
+            as_json,
+            detailed_exitcode,
+            assume_empty,
+            render=render,
+        )
+        return show_plan(source, meant, options, watch, output)
 
 
 def apply(

@@ -18,7 +18,7 @@ from fabrictool.planner.hysteresis import steadied
 from fabrictool.planner.judged import ROUNDS, lessons, shortfall, taught, with_reasons
 from fabrictool.planner.node_spread import crowded
 from fabrictool.planner.problem import replica_key
-from fabrictool.planner.rehearsal import Asked, Rehearsal
+from fabrictool.planner.rehearsal import Asked, play
 from fabrictool.planner.solvers.appraisal import settled
 from fabrictool.planner.solvers.exact import ExactSolver
 from fabrictool.planner.stages import clean, values_of
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from fabrictool.planner.judged import Again
     from fabrictool.planner.played import Played, PlayedLoss
     from fabrictool.planner.problem import OptionKey, PlacementProblem, Solution, Solver
+    from fabrictool.planner.rehearsal import Rehearsal
     from fabrictool.planner.situation import Situation
 
 BROKEN_RULE = "FT2903"
@@ -50,8 +51,8 @@ class SearchOptions:
     """Is told each better placement; with it, Ctrl-C ends the search and keeps the last one."""
     steady: bool = False
     """Whether replicas stay that some more demand would need again (`planner.hysteresis`)."""
-    prepares: bool = False
-    """Whether what the replay needs is loaded during the search: where that is a process's first, and soon over."""
+    rehearsal: Rehearsal | None = field(default=None, compare=False)
+    """Where what the replay needs is loaded during the search, which is a process's first; None: when it is played."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +101,9 @@ def best(situation: Situation, options: SearchOptions, built: tuple[PlacementPro
         FT2902 nothing was found in time, FT2903 a rule is broken after all, FT2904 out of memory.
     """
     problem, tables = built or situation.build()
-    with Rehearsal(situation.blueprint, situation.inventory, options.seed) as rehearsal:
-        if options.prepares:
-            rehearsal.prepare(problem)
-        return _best(situation, options, problem, tables, rehearsal)
-
-
-# Wide: what `best` is asked, and what that led to.
-def _best(
-    situation: Situation, options: SearchOptions, problem: PlacementProblem, tables: Tables, rehearsal: Rehearsal
-) -> Chosen:
-    first = last = chosen = _found(situation, problem, tables, options, rehearsal)
+    if options.rehearsal is not None:
+        options.rehearsal.prepare(situation.blueprint, situation.inventory, problem)
+    first = last = chosen = _found(situation, problem, tables, options)
     left = round(options.work_s - first.solution.work, 2)
     repeatable, stopped, again = first.solution.repeatable, first.stopped, chosen.again
     ended, work = first.solution.ended, first.solution.work
@@ -124,7 +117,7 @@ def _best(
         taught_by = replace(situation, learned=(*last.situation.learned, *learned))
         within = replace(options, work_s=left)
         try:
-            last = _found(taught_by, taught(problem, taught_by.learned), tables, within, rehearsal, last)
+            last = _found(taught_by, taught(problem, taught_by.learned), tables, within, last)
         except KeyboardInterrupt:
             if options.progress is None:
                 raise
@@ -158,7 +151,6 @@ def _found(
     problem: PlacementProblem,
     tables: Tables,
     options: SearchOptions,
-    rehearsal: Rehearsal,
     former: Chosen | None = None,
 ) -> Chosen:
     warm = None if former is None or former.solution.added else former.solution
@@ -178,7 +170,9 @@ def _found(
     others = [name for name in names if name not in same]
     known = {} if former is None else {name: former.after[name] for name in same if name in former.after}
     surviving = [name for name in names if name not in known]
-    result = rehearsal.play(Asked(problem, placement, rates, others, surviving, flows))
+    what = situation.blueprint, situation.inventory, options.seed
+    asked = Asked(*what, problem, placement, rates, others, surviving, flows)
+    result = play(asked) if options.rehearsal is None else options.rehearsal.play(asked)
     played, after = same | result.played, known | result.after
     return Chosen(
         situation, problem, tables, solution, placement, played, after, stopped, standing_by=standing_by, needed=needed

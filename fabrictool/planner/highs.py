@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     Floats = np.ndarray[Any, np.dtype[np.float64]]
     Ints = np.ndarray[Any, np.dtype[np.int64]]
 
+STARTS_S = 0.5
+"""Seconds that its process takes until it searches: with less than these left it is not begun."""
 FEASIBLE, FEASIBLE_WHOLE = 1e-7, 2e-7
 """By how much a row may be off in a relaxation, and a row or a whole number in an answer. Where both are the same HiGHS
 takes an answer of its own for wrong at times, by the last digit, and gives up.
@@ -113,7 +115,7 @@ class _EngineProcess:
         return multiprocessing.current_process().daemon or (self._answers < 0)
 
     def start(self) -> Connection:
-        if self._pipe is None or self._owner != os.getpid():  # after a fork it is somebody else's
+        if self._pipe is None or not self._runs():
             context = multiprocessing.get_context("spawn")
             self._pipe, theirs = context.Pipe()
             self._process = context.Process(target=_serve, args=(theirs,), daemon=True, name="highs")
@@ -122,7 +124,12 @@ class _EngineProcess:
             self._owner = os.getpid()
         return self._pipe
 
+    def _runs(self) -> bool:
+        return self._pipe is not None and self._owner == os.getpid()  # after a fork it is somebody else's
+
     def ask(self, program: MixedProgram, limits: SearchLimits, left_s: Callable[[], float]) -> Searched | None:
+        if not self._runs() and left_s() < STARTS_S:
+            return Searched("CLOCK", None, -math.inf, 0, in_time=False)
         pipe = self.start()
         pipe.send((program, limits))
         while not pipe.poll(0.2):  # Ctrl-C is heard in between

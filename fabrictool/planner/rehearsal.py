@@ -1,7 +1,8 @@
 """Where placements are played: in this process, or in a copy of it that loads what that needs while this one searches.
 
-The event loop's compiler takes a third of a second to load, in which a search of the same process stands still. Of a
-small fabric that is much of what a search takes; of a large one a placement is too much to be handed over.
+The event loop's compiler takes over half a second to load, in which a search of the same process stands still. Of a
+small fabric that is much of what a search takes; of a large one a placement is too much to be handed over. This module
+loads nothing, so that a copy can begin before its process has loaded the planner.
 """
 
 from __future__ import annotations
@@ -12,8 +13,6 @@ from importlib import import_module
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from fabrictool.planner.assign import assign
-from fabrictool.planner.problem import Solution
 from fabrictool.planner.process_copy import ProcessCopy, may_copy
 
 if TYPE_CHECKING:
@@ -38,8 +37,11 @@ PLAYERS = "fabrictool.planner.loss_replay"
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is to be played."""
+    """What is to be played, all of it: the same is played from it anywhere."""
 
+    blueprint: Blueprint
+    inventory: Inventory
+    seed: int
     problem: PlacementProblem
     placement: Placement
     rates: Mapping[OptionKey, float]
@@ -59,11 +61,22 @@ class Result:
     after: dict[str, PlayedLoss]
 
 
-class Rehearsal:
-    """Plays placements of one fabric by one seed; who plays them changes nothing."""
+def play(asked: Asked) -> Result:
+    """In this process."""
+    from fabrictool.planner.loss_replay import played_losses  # noqa: PLC0415 - see above
+    from fabrictool.planner.replay import replay  # noqa: PLC0415 - see above
 
-    def __init__(self, blueprint: Blueprint, inventory: Inventory, seed: int) -> None:
-        self._blueprint, self._inventory, self._seed = blueprint, inventory, seed
+    what = asked.blueprint, asked.inventory
+    placed = asked.placement, asked.rates, asked.seed
+    played = replay(*what, *placed, asked.models, asked.flows)
+    after = played_losses(*what, asked.problem, *placed, asked.surviving, asked.flows)
+    return Result(played, after)
+
+
+class Rehearsal:
+    """Plays placements; who plays them changes nothing."""
+
+    def __init__(self) -> None:
         self._ours: Connection | None = None
         self._copy: ProcessCopy | None = None
 
@@ -77,41 +90,38 @@ class Rehearsal:
         if self._copy is not None:
             self._copy.close()
 
-    def prepare(self, problem: PlacementProblem) -> None:
-        """Load what will be needed, beside what comes meanwhile."""
-        if len(problem.options) <= MOST_OPTIONS and may_copy():
+    def begin(self) -> None:
+        """Have a copy load what will be needed, where one is safe; the sooner, the less this process has loaded."""
+        if may_copy():
             with suppress(OSError):  # no descriptor is left for a pipe
-                self._begin(problem)
-        else:
+                self._begin()
+
+    def prepare(self, blueprint: Blueprint, inventory: Inventory, problem: PlacementProblem) -> None:
+        """Have what will be played of `problem` be ready for it: in the copy that began, or in this process."""
+        if self._ours is None or len(problem.options) > MOST_OPTIONS:
+            self.__exit__()
             Thread(target=import_module, args=[PLAYERS]).start()
+        elif (least := _least_asked(blueprint, inventory, problem)) is not None:
+            with suppress(OSError):  # the copy is gone, as will be seen
+                # What numba has compiled is read from the disk when it is first called.
+                self._ours.send((least, False))
 
     def play(self, asked: Asked) -> Result:
         result = self._elsewhere(asked) if self._ours is not None else None
-        return self._play(asked) if result is None else result
+        return play(asked) if result is None else result
 
     def _elsewhere(self, asked: Asked) -> Result | None:
         """None where the copy is gone, or says nothing for long: then there is none any more."""
         with suppress(EOFError, OSError):
             if self._ours is not None:
-                self._ours.send(asked)
+                self._ours.send((asked, True))
                 if self._ours.poll(PATIENCE_S):
                     result: Result = self._ours.recv()
                     return result
         self.__exit__()
         return None
 
-    def _play(self, asked: Asked) -> Result:
-        from fabrictool.planner.loss_replay import played_losses  # noqa: PLC0415 - see above
-        from fabrictool.planner.replay import replay  # noqa: PLC0415 - see above
-
-        blueprint, inventory = self._blueprint, self._inventory
-        played = replay(blueprint, inventory, asked.placement, asked.rates, self._seed, asked.models, asked.flows)
-        after = played_losses(
-            blueprint, inventory, asked.problem, asked.placement, asked.rates, self._seed, asked.surviving, asked.flows
-        )
-        return Result(played, after)
-
-    def _begin(self, problem: PlacementProblem) -> None:
+    def _begin(self) -> None:
         from multiprocessing.connection import Pipe  # noqa: PLC0415 - --help must not pay for it
 
         ours, theirs = Pipe()
@@ -119,10 +129,12 @@ class Rehearsal:
 
         def answering() -> None:
             ours.close()
-            if (least := _least_asked(problem)) is not None:
-                self._play(least)  # what numba has compiled is read from the disk when it is first called
+            import_module(PLAYERS)
             while True:
-                theirs.send(self._play(theirs.recv()))
+                asked, wanted = theirs.recv()
+                result = play(asked)
+                if wanted:
+                    theirs.send(result)
 
         try:
             self._copy = ProcessCopy(answering)
@@ -133,12 +145,15 @@ class Rehearsal:
             theirs.close()
 
 
-def _least_asked(problem: PlacementProblem) -> Asked | None:
+def _least_asked(blueprint: Blueprint, inventory: Inventory, problem: PlacementProblem) -> Asked | None:
     """One replica of the first model that has one, if any has."""
+    from fabrictool.planner.assign import assign  # noqa: PLC0415 - see above
+    from fabrictool.planner.problem import Solution  # noqa: PLC0415 - see above
+
     i = next((i for i, its in enumerate(problem.options) if its.phase == "unified" and its.levels), None)
     if i is None:
         return None
     option = problem.options[i]
     rate = option.levels[0].rate
     placement = assign(problem, Solution({i: 1}, {i: rate}, (), "", optimal=False), {})
-    return Asked(problem, placement, {option.key: rate}, [option.model], [])
+    return Asked(blueprint, inventory, 0, problem, placement, {option.key: rate}, [option.model], [])

@@ -29,55 +29,66 @@ def situation(tmp_path):
 def asked(situation):
     chosen = best(situation, SearchOptions())
     rates = planned_rates(chosen.problem, chosen.solution)
-    return Asked(chosen.problem, chosen.placement, rates, ["m", "other"], ["m"])
+    what = situation.blueprint, situation.inventory, 3
+    return Asked(*what, chosen.problem, chosen.placement, rates, ["m", "other"], ["m"])
 
 
 @pytest.fixture
 def elsewhere(monkeypatch):
     """Process numbers of those that played here."""
     here = []
-    real = Rehearsal._play
-    monkeypatch.setattr(Rehearsal, "_play", lambda self, asked: here.append(os.getpid()) or real(self, asked))
+    real = rehearsal.play
+    monkeypatch.setattr(rehearsal, "play", lambda asked: here.append(os.getpid()) or real(asked))
     return here
 
 
-def test_the_copy_plays_the_same_and_is_gone_afterwards(situation, asked, elsewhere):
+def begun(asked):
+    """A rehearsal whose copy is ready for what is asked."""
+    prepared = Rehearsal()
+    prepared.begin()
+    prepared.prepare(asked.blueprint, asked.inventory, asked.problem)
+    return prepared
+
+
+def test_the_copy_plays_the_same_and_is_gone_afterwards(asked, elsewhere):
     before = children()
-    with Rehearsal(situation.blueprint, situation.inventory, 3) as alone:
+    with Rehearsal() as alone:
         result = alone.play(asked)
     assert set(result.played) == {"m", "other"}
     assert set(result.after) == {"m"}
     elsewhere.clear()
-    with Rehearsal(situation.blueprint, situation.inventory, 3) as rehearsal:
-        rehearsal.prepare(asked.problem)
+    with begun(asked) as copied:
         assert len(children() - before) == 1
-        assert rehearsal.play(asked) == result
-        assert rehearsal.play(asked) == result, "it plays as often as it is asked"
+        assert copied.play(asked) == result
+        assert copied.play(asked) == result, "it plays as often as it is asked"
     assert not elsewhere
     assert children() == before
 
 
-def test_a_copy_that_is_gone_or_fails_is_done_without(situation, asked, elsewhere, monkeypatch, capfd):
-    with Rehearsal(situation.blueprint, situation.inventory, 3) as rehearsal:
-        rehearsal.prepare(asked.problem)
-        signal.pidfd_send_signal(rehearsal._copy.descriptor, signal.SIGKILL)
-        result = rehearsal.play(asked)
+def test_a_copy_that_is_gone_or_fails_is_done_without(asked, elsewhere, monkeypatch, capfd):
+    with begun(asked) as copied:
+        signal.pidfd_send_signal(copied._copy.descriptor, signal.SIGKILL)
+        result = copied.play(asked)
     assert elsewhere == [os.getpid()]
+    with Rehearsal() as gone:
+        gone.begin()
+        signal.pidfd_send_signal(gone._copy.descriptor, signal.SIGKILL)
+        os.waitid(os.P_PIDFD, gone._copy.descriptor, os.WEXITED | os.WNOWAIT)
+        gone.prepare(asked.blueprint, asked.inventory, asked.problem)
+        assert gone.play(asked) == result
     monkeypatch.setattr("fabrictool.planner.loss_replay.played_losses", lambda *_: 1 / 0)
-    with Rehearsal(situation.blueprint, situation.inventory, 3) as rehearsal:
-        rehearsal.prepare(asked.problem)
+    with begun(asked) as failing:
         with pytest.raises(ZeroDivisionError):
-            rehearsal.play(asked)
+            failing.play(asked)
         monkeypatch.undo()
-        assert rehearsal.play(asked) == result
+        assert failing.play(asked) == result
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_copy_that_is_stopped_is_left_alone(situation, asked, elsewhere, monkeypatch):
+def test_a_copy_that_is_stopped_is_left_alone(asked, elsewhere, monkeypatch):
     before = children()
     monkeypatch.setattr(rehearsal, "PATIENCE_S", 0.2)
-    with Rehearsal(situation.blueprint, situation.inventory, 3) as stopped:
-        stopped.prepare(asked.problem)
+    with begun(asked) as stopped:
         signal.pidfd_send_signal(stopped._copy.descriptor, signal.SIGSTOP)
         stopped.play(asked)
         assert children() == before
@@ -85,7 +96,7 @@ def test_a_copy_that_is_stopped_is_left_alone(situation, asked, elsewhere, monke
     assert elsewhere == [os.getpid()] * 2
 
 
-def test_where_no_descriptor_is_left_it_is_played_here(situation, asked, elsewhere, monkeypatch):
+def test_where_no_descriptor_is_left_it_is_played_here(asked, elsewhere, monkeypatch):
     before, real = children(), os.pidfd_open
 
     def full(process):
@@ -94,8 +105,7 @@ def test_where_no_descriptor_is_left_it_is_played_here(situation, asked, elsewhe
         return real(process)
 
     monkeypatch.setattr(os, "pidfd_open", full)
-    with Rehearsal(situation.blueprint, situation.inventory, 3) as alone:
-        alone.prepare(asked.problem)
+    with begun(asked) as alone:
         assert children() == before
         alone.play(asked)
     assert elsewhere == [os.getpid()]
@@ -124,12 +134,11 @@ def test_copies_of_a_copy_end_with_it(tmp_path):
     assert time.monotonic() < deadline
 
 
-def test_what_is_large_is_played_here_and_loaded_by_a_thread(situation, asked, monkeypatch):
+def test_what_is_large_is_played_here_and_loaded_by_a_thread(asked, monkeypatch):
     before, names = children(), []
     monkeypatch.setattr(rehearsal, "MOST_OPTIONS", len(asked.problem.options) - 1)
     monkeypatch.setattr(rehearsal, "import_module", lambda name: names.append((name, threading.current_thread().name)))
-    with Rehearsal(situation.blueprint, situation.inventory, 3) as here:
-        here.prepare(asked.problem)
+    with begun(asked):
         assert children() == before
     ((name, thread),) = names
     assert name == rehearsal.PLAYERS
@@ -138,6 +147,8 @@ def test_what_is_large_is_played_here_and_loaded_by_a_thread(situation, asked, m
 
 def test_a_search_that_prepares_comes_to_the_same(situation):
     alone, before = best(situation, SearchOptions()), children()
-    prepared = best(situation, SearchOptions(prepares=True))
+    with Rehearsal() as copied:
+        copied.begin()
+        prepared = best(situation, SearchOptions(rehearsal=copied))
     assert (prepared.placement, prepared.played, prepared.after) == (alone.placement, alone.played, alone.after)
     assert children() == before

@@ -354,8 +354,8 @@ class PlacementSearch:
         if self._gap(name) <= 0.0 or not self._work.more():
             return
         program = self._programs.program(self._counts, by_capacity=False)
-        answer = self._steps.in_time(program, name, nodes=TINY_NODES)
-        if answer is None:
+        answers = self._steps.in_time([program], name, nodes=TINY_NODES)
+        if answers is None or (answer := answers[0]) is None:
             return
         self._raise_bound(name, answer.bound)
         if self._adopted(name, program.counts(answer)):

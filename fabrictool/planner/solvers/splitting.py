@@ -23,6 +23,7 @@ from fabrictool.base.errors import FabrictoolError
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.program import LEAST_LP_S
 from fabrictool.planner.solvers.load_grid import best_split
+from fabrictool.planner.solvers.mirrors import mirrors
 from fabrictool.planner.solvers.model_tables import Area, ModelTables
 from fabrictool.planner.solvers.part import part_of
 from fabrictool.planner.stages import rounding
@@ -61,6 +62,7 @@ class DeviceSplits:
         self._pools = [key for area in areas for key in area.pools]
         self._devices = tuple(n for area in areas for n in area.devices)
         self._models = [ModelTables(problem, need, areas) for need in problem.needs]
+        self._mirrors = mirrors(problem, areas)
         self._pairs = sum(area.pairs for area in areas) * len(self._models)
         self.unserved, _ = best_split([model.lacking for model in self._models], self._devices)
         """The least that the stage `served` can come to."""
@@ -144,31 +146,51 @@ class DeviceSplits:
 
     def _place(self, steps: EngineSteps, shares: Sequence[Devices]) -> bool:
         """Places each model on just these devices, where that was not done before; False where there was no time."""
-        return all(part in self._known or self._place_model(steps, *part) for part in enumerate(shares))
-
-    def _place_model(self, steps: EngineSteps, at: int, devices: Devices) -> bool:
+        parts = [part for part in enumerate(shares) if part not in self._known]
+        if not parts:
+            return True
         if not steps.work.more():
             return False
-        model, lowest = self._models[at], self._lowest[at]
-        unserved = float(model.lacking[devices])
-        part, indices = self._part(model, devices)
-        program = Formulation(part, range(len(indices)), whole=True)
-        program.tighten()
-        program.keep("served", unserved + self._spare)
-        answer = steps.in_time(program, "latency", nodes=PART_NODES, gap=PART_GAP)
-        if answer is None and steps.work.ended:
+        problems = [self._part(*part) for part in parts]
+        programs = [self._program(*part, of) for part, (of, _) in zip(parts, problems, strict=True)]
+        answers = steps.in_time(programs, "latency", nodes=PART_NODES, gap=PART_GAP)
+        if answers is None:
             return False
-        counts = None if answer is None else program.counts(answer)
-        self._known[at, devices] = None if counts is None else {indices[k]: n for k, n in counts.items()}
-        # Nothing may have been found, and still be: what the relaxation denies is not there.
-        bound = (0.0 if self._may_be(part, unserved) else math.inf) if answer is None else answer.bound
-        # With fewer devices, and as much served, nothing is better.
-        fewer = tuple(slice(0, n + 1) for n in devices)
-        np.maximum(lowest[fewer], bound, out=lowest[fewer], where=model.lacking[fewer] <= unserved)
+        for (at, devices), (of, indices), program, answer in zip(parts, problems, programs, answers, strict=True):
+            if answer is None:
+                # Nothing may have been found, and still be: what the relaxation denies is not there.
+                self._learn(at, devices, None, 0.0 if self._may_be(at, devices, of) else math.inf)
+            else:
+                counts = {indices[k]: n for k, n in program.counts(answer).items()}
+                self._learn(at, devices, counts, answer.bound)
         return True
 
-    def _part(self, model: ModelTables, devices: Devices) -> tuple[PlacementProblem, list[int]]:
-        """One model and its devices; of what models share, all is its own."""
+    def _program(self, at: int, devices: Devices, part: PlacementProblem) -> Formulation:
+        program = Formulation(part, range(len(part.options)), whole=True)
+        program.tighten()
+        program.keep("served", self._most_unserved(at, devices))
+        return program
+
+    def _most_unserved(self, at: int, devices: Devices) -> float:
+        return float(self._models[at].lacking[devices]) + self._spare
+
+    def _learn(self, at: int, devices: Devices, counts: Mapping[int, int] | None, bound: float) -> None:
+        self._known[at, devices] = counts
+        self._raise_lowest(at, devices, bound)
+        for mirror in self._mirrors:
+            there = mirror.devices(devices)
+            self._known.setdefault((at, there), None if counts is None else mirror.counts(counts))
+            self._raise_lowest(at, there, bound)
+
+    def _raise_lowest(self, at: int, devices: Devices, bound: float) -> None:
+        """With fewer devices, and as much served, nothing is better."""
+        lowest, lacking = self._lowest[at], self._models[at].lacking
+        fewer = tuple(slice(0, n + 1) for n in devices)
+        np.maximum(lowest[fewer], bound, out=lowest[fewer], where=lacking[fewer] <= lacking[devices])
+
+    def _part(self, at: int, devices: Devices) -> tuple[PlacementProblem, list[int]]:
+        """One model and its devices; of what models share, all is its own. And its options, as the whole knows them."""
+        model = self._models[at]
         part, indices = part_of(self._problem, {}, self._fitting(model, devices), [model.need.model])
         taken = dict(self._problem.taken)
         for key, most, n in zip(self._pools, self._devices, devices, strict=True):
@@ -176,9 +198,9 @@ class DeviceSplits:
         problem = self._problem
         return replace(part, taken=taken, links=problem.links, max_moves=problem.max_moves, crowded={}), indices
 
-    def _may_be(self, part: PlacementProblem, unserved: float) -> bool:
+    def _may_be(self, at: int, devices: Devices, part: PlacementProblem) -> bool:
         relaxed = Formulation(part, range(len(part.options)), whole=False)
-        relaxed.keep("served", unserved + self._spare)
+        relaxed.keep("served", self._most_unserved(at, devices))
         try:
             return relaxed.minimise("latency", seconds=LEAST_LP_S, seed=0) is not None
         except FabrictoolError:  # no numbers that can be trusted

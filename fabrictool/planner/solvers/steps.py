@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -60,18 +61,25 @@ class EngineSteps:
         self.work.done(1 if result is None else result.steps * len(program.chosen) // STEPS_PER_UNIT)
         return result
 
-    def in_time(self, program: Formulation, name: str, *, nodes: int, gap: float = 0.0) -> ProgramSolution | None:
-        """What SCIP finds within its limits; None where that is nothing, or the clock ended it."""
+    def in_time(
+        self, programs: Sequence[Formulation], name: str, *, nodes: int, gap: float = 0.0
+    ) -> list[ProgramSolution | None] | None:
+        """What SCIP finds within its limits, of each program, side by side; None where the clock ended it."""
         seconds = min(LEAST_LP_S, max(0.0, self.work.for_steps_s()) / PATIENCE)
-        try:
-            answer = program.minimise(name, seconds=seconds, seed=self.seed, gap=gap, nodes=nodes)
-        except FabrictoolError:  # nothing was found within the limits, or no numbers that can be trusted
-            answer = None
-        if self.work.for_steps_s() <= 0.0 or (answer is not None and not answer.in_time):
+
+        def answer(program: Formulation) -> ProgramSolution | None:
+            try:
+                return program.minimise(name, seconds=seconds, seed=self.seed, gap=gap, nodes=nodes)
+            except FabrictoolError:  # nothing was found within the limits, or no numbers that can be trusted
+                return None
+
+        with ThreadPoolExecutor(len(programs)) as threads:
+            answers = list(threads.map(answer, programs))
+        if self.work.for_steps_s() <= 0.0 or not all(its is None or its.in_time for its in answers):
             self.work.cut()
             return None
-        self.work.done(program.program.columns // COLUMNS_PER_UNIT)
-        return answer
+        self.work.done(sum(program.program.columns for program in programs) // COLUMNS_PER_UNIT)
+        return answers
 
 
 def nudge(program: Formulation, name: str) -> Sequence[tuple[int, float]]:

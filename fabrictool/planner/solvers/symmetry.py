@@ -151,14 +151,14 @@ def merged(problem: PlacementProblem) -> MergedProblem:
     for pool in problem.pools:
         pinned = any(pool.within(*place) for need in problem.needs for place in need.pins)
         alike = here[pool.key] and pool.key in single and not pinned
-        groups[_shape(problem, pool, here[pool.key]) if alike else pool.key].append(pool)
+        groups[shape(problem, pool, here[pool.key]) if alike else pool.key].append(pool)
     costly = problem.current and (problem.move_price or "moves" in problem.objective or problem.max_moves is not None)
     if len(groups) == len(problem.pools) or costly:
         return MergedProblem(problem, problem, {i: (i,) for i in range(len(problem.options))})
     return _joined(problem, groups.values(), here)
 
 
-def _shape(problem: PlacementProblem, pool: Pool, here: Iterable[int]) -> Hashable:
+def shape(problem: PlacementProblem, pool: Pool, here: Iterable[int]) -> Hashable:
     """All of a pool that the program looks at."""
     spread = any(need.spread_sites for need in problem.needs)
     away = tuple(at for at, outage in enumerate(problem.outages) if pool.key in outage)
@@ -200,7 +200,7 @@ def _joined(
         options.append(replace(option, pool=larger.get(option.pool.key, option.pool)))
     for pool in problem.pools:
         for i in here[pool.key] if others[pool.key] != pool.key else ():
-            members[at[_key_in(problem.options[i], others[pool.key])]].append(i)
+            members[at[key_in(problem.options[i], others[pool.key])]].append(i)
     for key, count in problem.current.items():
         first = others.get(key[1:3], key[1:3])
         current[key[0], first[0], first[1], key[3], key[4], key[5]] += count
@@ -208,5 +208,6 @@ def _joined(
     return MergedProblem(smaller, problem, members)
 
 
-def _key_in(option: Option, place: PoolKey) -> Hashable:
+def key_in(option: Option, place: PoolKey) -> Hashable:
+    """The key of the same option in another pool."""
     return (option.key[0], *place, *option.key[3:])
