@@ -28,8 +28,6 @@ from fabrictool.cli.options import (
 from fabrictool.cli.source import Source
 
 MOVE_LIMITED = ("exact", "cp", "cp-uniform")
-LIKELY_LARGE = 30
-"""Models times clusters from which on a search will hardly do without its engine, nor be over before that is there."""
 
 
 class DemoName(StrEnum):
@@ -174,7 +172,7 @@ def plan(
     ] = None,
 ) -> int:
     """Show what would change and what it forecasts; changes nothing."""
-    from fabrictool.cli.planning import bundle_meant, evidence_of, search_limit
+    from fabrictool.cli.planning import bundle_meant, evidence_of, search_limit, search_options
     from fabrictool.planner.rehearsal import Rehearsal
 
     refuse("either --budget or --work", budget is not None and work is not None)
@@ -226,40 +224,24 @@ def plan(
         from fabrictool.cli.plan_plots import drawable
 
         drawable(plot)
-    models = source.blueprint.models.values()
+    explains = explain or bool(why_not)
     with Rehearsal() as rehearsal:
-        large = len(models) * len(source.inventory.clusters) > LIKELY_LARGE
-        if not large:
-            rehearsal.begin()  # before the planner is loaded
-        from fabrictool.cli.plan_output import PlanOutput, show_plan
-        from fabrictool.cli.planning import search_progress, solver_named
-        from fabrictool.cli.solve_watch import SearchClock, SolverWatch
-        from fabrictool.planner.highs import prepare
-        from fabrictool.planner.plan import PlanOptions
-        from fabrictool.planner.solvers.exact import ExactSolver
-
-        replays = len(models) + sum(model.survive is not None for model in models)
-        explains = explain or bool(why_not)
-        clock = SearchClock(keeps=meant is None, budget_s=limit.budget_s, models=replays, explains=explains)
-        found_by = solver_named(solver, clock)
-        by_clock = isinstance(found_by, ExactSolver)
-        if by_clock and large:
-            prepare()  # while tables are made
-        watch = SolverWatch(found_by, clock if by_clock else None)
-        progress = search_progress(source.inventory) if meant is None else None
-        options = PlanOptions(
-            seed,
-            limit.work_s if by_clock else limit.as_work_s,
-            watch,
-            progress,
-            rehearsal=rehearsal,
+        options, watch = search_options(
+            source,
+            limit,
+            solver,
+            rehearsal,
+            keeps=meant is None,
+            explains=explains,
+            seed=seed,
             explain=explain,
-            explain_left_s=clock.explaining_left_s,
             max_moves=max_moves,
             improve=improve or solver != "exact",
             node_loss=node_loss,
             why_not=tuple(why_not or ()),
         )
+        from fabrictool.cli.plan_output import PlanOutput, show_plan
+
         output = PlanOutput(
             out,
             policy,

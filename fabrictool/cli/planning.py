@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import typer
@@ -22,15 +22,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fabrictool.base.errors import Problem
-    from fabrictool.cli.solve_watch import SearchClock
+    from fabrictool.cli.solve_watch import SearchClock, SolverWatch
     from fabrictool.cli.source import Source
     from fabrictool.domain.evidence import Evidence
     from fabrictool.domain.inventory import Inventory
     from fabrictool.domain.plan import Plan
     from fabrictool.planner.plan import PlanOptions
     from fabrictool.planner.problem import Solution, Solver
+    from fabrictool.planner.rehearsal import Rehearsal
     from fabrictool.state.fabric import Fabric
 
+LIKELY_LARGE = 30
+"""Models times clusters from which on a search will hardly do without its engine, nor be over before that is there."""
 PATIENCE_S = 2.0
 """A search that takes longer tells how far it is."""
 
@@ -220,6 +223,41 @@ def solver_named(name: str, clock: SearchClock | None = None) -> Solver:
     if name not in SOLVERS:
         raise UsageError.of("FT9001", f"unknown solver {name!r}", hint=f"one of: {', '.join(SOLVERS)}")
     return SOLVERS[name]()
+
+
+# Wide: what a search is, and what else a plan is asked.
+def search_options(
+    source: Source, limit: SearchLimit, solver: str, rehearsal: Rehearsal, *, keeps: bool, explains: bool, **asked: Any
+) -> tuple[PlanOptions, SolverWatch]:
+    """Those of a plan, with the solver's watch; `keeps`: Ctrl-C takes the best so far. `asked`: its other fields.
+
+    Whoever plays small placements begins before the planner is loaded.
+    """
+    models = source.blueprint.models.values()
+    large = len(models) * len(source.inventory.clusters) > LIKELY_LARGE
+    if not large:
+        rehearsal.begin()
+    from fabrictool.cli.solve_watch import SearchClock, SolverWatch
+    from fabrictool.planner.highs import prepare
+    from fabrictool.planner.plan import PlanOptions
+    from fabrictool.planner.solvers.exact import ExactSolver
+
+    replays = len(models) + sum(model.survive is not None for model in models)
+    clock = SearchClock(keeps=keeps, budget_s=limit.budget_s, models=replays, explains=explains)
+    engine = solver_named(solver, clock)
+    by_clock = isinstance(engine, ExactSolver)
+    if by_clock and large:
+        prepare()  # while tables are made
+    watch = SolverWatch(engine, clock if by_clock else None)
+    options = PlanOptions(
+        work_s=limit.work_s if by_clock else limit.as_work_s,
+        solver=watch,
+        progress=search_progress(source.inventory) if keeps else None,
+        rehearsal=rehearsal,
+        explain_left_s=clock.explaining_left_s,
+        **asked,
+    )
+    return options, watch
 
 
 def search_progress(inventory: Inventory) -> Callable[[Solution], None]:

@@ -33,7 +33,8 @@ FOR_MANY_COLUMNS = "separating/maxroundsroot = 2\n"
 FEW_COLUMNS = 400
 FOR_FEW_COLUMNS = "".join(
     (
-        "presolving/maxrounds = 2\npresolving/maxrestarts = 0\nseparating/maxrounds = 0\nseparating/maxroundsroot = 0\n",
+        "presolving/maxrounds = 2\npresolving/maxrestarts = 0\n",
+        "separating/maxrounds = 0\nseparating/maxroundsroot = 0\n",
         "branching/pscost/priority = 100000\n",
         *(
             f"heuristics/{name}/freq = -1\n"

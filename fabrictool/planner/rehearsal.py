@@ -62,14 +62,14 @@ class Result:
 
 
 def play(asked: Asked) -> Result:
-    """In this process."""
+    """What comes of it, found out in this process."""
     from fabrictool.planner.loss_replay import played_losses  # noqa: PLC0415 - see above
     from fabrictool.planner.replay import replay  # noqa: PLC0415 - see above
 
-    what = asked.blueprint, asked.inventory
-    placed = asked.placement, asked.rates, asked.seed
-    played = replay(*what, *placed, asked.models, asked.flows)
-    after = played_losses(*what, asked.problem, *placed, asked.surviving, asked.flows)
+    blueprint, inventory, seed = asked.blueprint, asked.inventory, asked.seed
+    placement, rates, flows = asked.placement, asked.rates, asked.flows
+    played = replay(blueprint, inventory, placement, rates, seed, asked.models, flows)
+    after = played_losses(blueprint, inventory, asked.problem, placement, rates, seed, asked.surviving, flows)
     return Result(played, after)
 
 

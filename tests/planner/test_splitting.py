@@ -13,6 +13,7 @@ from fabrictool.planner.problem import Level, ModelNeed, Option
 from fabrictool.planner.solvers import programs, splitting
 from fabrictool.planner.solvers.exact import ExactSolver
 from fabrictool.planner.solvers.load_grid import Ladder, best_split, either_way, replicas, shared, side_by_side, wider
+from fabrictool.planner.solvers.mirrors import mirrors
 from fabrictool.planner.solvers.splitting import DeviceSplits
 from fabrictool.planner.solvers.steps import EngineSteps
 from fabrictool.planner.stages import in_order
@@ -51,6 +52,25 @@ def fabric(seed, load):
     return replace(problem(needs, options, pools, objective=("latency",)), transfers=transfers)
 
 
+def with_twins(instance):
+    """And as many pools again in places that are like these."""
+
+    def other(key):
+        return key[0].upper(), key[1]
+
+    pools = tuple(replace(its, cluster=its.cluster.upper(), site=its.site.upper()) for its in instance.pools)
+    by_key = {its.key: its for its in pools}
+    options = tuple(replace(option, pool=by_key[other(option.pool.key)]) for option in instance.options)
+    transfers = {(model, other(one), other(two)): way for (model, one, two), way in instance.transfers.items()}
+    return replace(
+        instance,
+        needs=tuple(replace(need, rate=2 * need.rate) for need in instance.needs),
+        pools=instance.pools + pools,
+        options=tuple(sorted(instance.options + options, key=lambda option: option.key)),
+        transfers=instance.transfers | transfers,
+    )
+
+
 def optimum(instance):
     """(unserved, latency) by one program of all models."""
     whole = Formulation(instance, range(len(instance.options)), whole=True)
@@ -75,8 +95,9 @@ def loads_of(instance, counts):
     return program.prices("latency", program.minimise("latency", seconds=60.0, seed=0))
 
 
-def compare(seed, load):
+def compare(seed, load, change=None):
     instance = fabric(seed, load)
+    instance = change(instance) if change else instance
     splits = DeviceSplits.of(instance) if instance.needs else None
     if splits is None:
         return False
@@ -108,6 +129,58 @@ def test_bounds_are_true_and_the_last_placement_is_the_best(load):
 def test_the_same_of_fabrics_that_nobody_chose(seed):
     for at in range(6):
         compare(seed * 1000 + at, (0.5, 1.0, 3.0)[at % 3])
+
+
+@seeds(1, drawn=1, long=60)
+def test_of_areas_that_are_alike_one_is_looked_at_for_all(seed, monkeypatch):
+    """What is known of the mirrored devices is as true: the same optimum, in fewer programs."""
+    programs = {True: 0, False: 0}
+    real = EngineSteps.in_time
+
+    def counted(self, asked, *args, **kwargs):
+        programs[mirrored] += len(asked)
+        return real(self, asked, *args, **kwargs)
+
+    monkeypatch.setattr(EngineSteps, "in_time", counted)
+    alike = 0
+    for at in range(8):
+        mirrored = True
+        same = compare(seed * 1000 + at, (0.5, 1.0)[at % 2], with_twins)
+        instance = with_twins(fabric(seed * 1000 + at, 1.0))
+        splits = DeviceSplits.of(instance) if instance.needs else None
+        alike += bool(splits and splits._mirrors)
+        with monkeypatch.context() as patch:
+            patch.setattr(splitting, "mirrors", lambda *_: [])
+            mirrored = False
+            assert compare(seed * 1000 + at, (0.5, 1.0)[at % 2], with_twins) == same
+    assert programs[True] <= programs[False]
+    if seed == 0:
+        assert alike >= 2
+        assert programs[True] < programs[False]
+
+
+def test_what_tells_areas_apart_is_seen():
+    """Each of these makes the twins unlike."""
+    instance = next(
+        twins
+        for seed in range(100)
+        if (twins := with_twins(fabric(seed, 0.5))).transfers and len({o.pool.key for o in twins.options}) == 2
+        if (splits := DeviceSplits.of(twins)) is not None and splits._mirrors
+    )
+    first, last = instance.options[0], instance.options[-1]
+    (model, one, two), way = next(iter(instance.transfers.items()))
+    need = instance.needs[0]
+    for change in (
+        {"options": (replace(first, levels=first.levels[:-1]), *instance.options[1:])},
+        {"options": instance.options[1:]},
+        {"transfers": instance.transfers | {(model, one, two): replace(way, seconds=way.seconds + 1)}},
+        {"transfers": {key: its for key, its in instance.transfers.items() if key != (model, one, two)}},
+        {"needs": (replace(need, pins=((first.pool.cluster, ""),)), *instance.needs[1:])},
+        {"current": {last.key: 1}},
+        {"taken": {(first.pool.key, 1): 1}},
+        {"outages": (frozenset({first.pool.key}),)},
+    ):
+        assert not mirrors(replace(instance, **change), list(splitting._areas(instance))), change
 
 
 def test_rules_that_the_split_does_not_know_make_no_bound_untrue():

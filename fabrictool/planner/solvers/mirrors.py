@@ -42,7 +42,7 @@ class Mirror:
         return tuple(there)
 
     def counts(self, of: Mapping[int, int]) -> dict[int, int]:
-        """By option there."""
+        """The same counts, of the options that stand for these."""
         return {self.options[i]: count for i, count in of.items()}
 
 

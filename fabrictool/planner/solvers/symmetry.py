@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from fabrictool.planner.problem import Option, PlacementProblem, Pool, PoolKey, Solution
+    from fabrictool.planner.problem import Option, OptionKey, PlacementProblem, Pool, PoolKey, Solution
 
 NODES = 2000
 """Of the search for the dealing-out that moves least."""
@@ -208,6 +208,6 @@ def _joined(
     return MergedProblem(smaller, problem, members)
 
 
-def key_in(option: Option, place: PoolKey) -> Hashable:
+def key_in(option: Option, place: PoolKey) -> OptionKey:
     """The key of the same option in another pool."""
     return (option.key[0], *place, *option.key[3:])
