@@ -64,7 +64,7 @@ def with_twins(instance):
     transfers = {(model, other(one), other(two)): way for (model, one, two), way in instance.transfers.items()}
     return replace(
         instance,
-        needs=tuple(replace(need, rate=2 * need.rate) for need in instance.needs),
+        needs=tuple(replace(need, rate=2 * need.rate, maximum=60) for need in instance.needs),
         pools=instance.pools + pools,
         options=tuple(sorted(instance.options + options, key=lambda option: option.key)),
         transfers=instance.transfers | transfers,
