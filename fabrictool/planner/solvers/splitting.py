@@ -44,7 +44,9 @@ MOST_NUMBERS = 3_000
 MOST_PAIRS = 60_000
 """Ways to share the devices of pools that hand requests to each other between two phases."""
 FIRST_CELLS, CELLS = 32, 64
-"""Of the grid of a model's loads: for the first placement, and where the prices are those of its loads."""
+"""Of the grid of a model's loads: for what is to be there soon, and for what is to be close."""
+FIRST_TRIES = 3
+"""Splits that are looked at by the first one, once it has the prices of loads."""
 PAIRS_PER_UNIT = 3_000_000
 """Of devices and of loads, in a unit of work: measured, within a factor of two."""
 DEARER, DEAREST = 4.0, 20
@@ -103,17 +105,22 @@ class DeviceSplits:
 
         Nothing is known where more may be `unserved` than has to be.
         """
-        if unserved > self.unserved + self._spare or not self._ask_tables(steps, CELLS, prices):
+        if unserved > self.unserved + self._spare:
             return
-        while True:
-            bound, shares = self._best()
-            if not shares:
+        for cells, most in ((FIRST_CELLS, FIRST_TRIES), (CELLS, math.inf)):
+            if not self._ask_tables(steps, cells, prices):
                 return
-            yield bound, None
-            known = all(part in self._known for part in enumerate(shares))
-            if not self._place(steps, shares):
-                return
-            yield bound, self._counts(shares)
+            tried, known = 0, False
+            while tried < most and not known:
+                bound, shares = self._best()
+                if not shares:
+                    return
+                yield bound, None
+                known = all(part in self._known for part in enumerate(shares))
+                if not self._place(steps, shares):
+                    return
+                yield bound, self._counts(shares)
+                tried += 1
             if known:
                 return
 
