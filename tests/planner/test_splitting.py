@@ -133,40 +133,45 @@ def test_the_same_of_fabrics_that_nobody_chose(seed):
 
 @seeds(1, drawn=1, long=60)
 def test_of_areas_that_are_alike_one_is_looked_at_for_all(seed, monkeypatch):
-    """What is known of the mirrored devices is as true: the same optimum, in fewer programs."""
-    programs = {True: 0, False: 0}
-    real = EngineSteps.in_time
-
-    def counted(self, asked, *args, **kwargs):
-        programs[mirrored] += len(asked)
-        return real(self, asked, *args, **kwargs)
-
-    monkeypatch.setattr(EngineSteps, "in_time", counted)
-    alike = 0
+    """What is known of the mirrored devices is as true: with it and without, it comes to the optimum."""
     for at in range(8):
-        mirrored = True
-        same = compare(seed * 1000 + at, (0.5, 1.0)[at % 2], with_twins)
-        instance = with_twins(fabric(seed * 1000 + at, 1.0))
-        splits = DeviceSplits.of(instance) if instance.needs else None
-        alike += bool(splits and splits._mirrors)
+        load = (0.5, 1.0)[at % 2]
+        compare(seed * 1000 + at, load, with_twins)
         with monkeypatch.context() as patch:
             patch.setattr(splitting, "mirrors", lambda *_: [])
-            mirrored = False
-            assert compare(seed * 1000 + at, (0.5, 1.0)[at % 2], with_twins) == same
-    assert programs[True] <= programs[False]
-    if seed == 0:
-        assert alike >= 2
-        assert programs[True] < programs[False]
+            compare(seed * 1000 + at, load, with_twins)
 
 
-def test_what_tells_areas_apart_is_seen():
-    """Each of these makes the twins unlike."""
-    instance = next(
+def alike_areas():
+    """A small fabric of two areas that are alike."""
+    return next(
         twins
         for seed in range(100)
         if (twins := with_twins(fabric(seed, 0.5))).transfers and len({o.pool.key for o in twins.options}) == 2
         if (splits := DeviceSplits.of(twins)) is not None and splits._mirrors
     )
+
+
+def test_what_is_known_of_devices_is_known_of_as_many_in_the_other_area():
+    instance = alike_areas()
+    splits = DeviceSplits.of(instance)
+    splits.placement(steps())
+    (mirror,) = splits._mirrors
+    uneven = 0
+    for (at, devices), counts in splits._known.items():
+        there = mirror.devices(devices)
+        uneven += there != devices
+        used = dict.fromkeys((pool.key for pool in instance.pools), 0)
+        for i, count in splits._known[at, there].items():
+            used[instance.options[i].pool.key] += count * instance.options[i].devices
+        assert all(used[key] <= n for key, n in zip(splits._pools, there, strict=True))
+        assert sum(splits._known[at, there].values()) == sum(counts.values())
+    assert uneven
+
+
+def test_what_tells_areas_apart_is_seen():
+    """Each of these makes the twins unlike."""
+    instance = alike_areas()
     first, last = instance.options[0], instance.options[-1]
     (model, one, two), way = next(iter(instance.transfers.items()))
     need = instance.needs[0]
