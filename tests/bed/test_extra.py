@@ -85,6 +85,7 @@ def state(fed):
     return fed.units().get(EXTRA, {}).get("state", "not there")
 
 
+@pytest.mark.extended  # a minute of waiting; tests/e2e/test_idle.py does it without Slurm
 def test_one_more_starts_for_a_crowd_on_an_idle_node_and_ends_after_it(fed):
     assert any("1 more start one by one while requests wait" in reason for reason in fed.plan()["reasons"])
     assert state(fed) == "not there"

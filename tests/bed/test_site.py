@@ -254,6 +254,7 @@ def test_doctor_finds_a_cut_way_to_the_gateway(bed, fed, serving):
     assert left(bed) == []
 
 
+@pytest.mark.extended  # 70 s of waiting for jobs; the checks of a node are tried one by one in tests/clusters
 @pytest.mark.usefixtures("serving")
 def test_doctor_finds_a_promise_that_a_compute_node_does_not_keep(bed, fed):
     """The job has the environment of replicas' jobs, and looks on the node where it runs."""

@@ -28,6 +28,7 @@ def engines(folder):
     return [line for line in lines if "fabrictool.engines.reference" in line and str(folder) in line]
 
 
+@pytest.mark.extended  # 100 s, most of them with both cores; what it shows is tested in engines, sharing and examples
 def test_models_share_and_replicas_merge(environment, tmp_path):
     done = subprocess.run(COMMAND, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr

@@ -107,7 +107,7 @@ def lived(seed):
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    ("number", "count"), [(0, 4), *(pytest.param(i, 40, marks=pytest.mark.long) for i in range(1, 13))]
+    ("number", "count"), [(0, 3), *(pytest.param(i, 40, marks=pytest.mark.long) for i in range(1, 13))]
 )
 def test_nobody_alive_and_in_reach_is_evicted(number, count):
     drawn = random.SystemRandom().sample(range(10**6, 10**9), count)
