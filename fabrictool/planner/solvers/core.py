@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
@@ -12,11 +13,12 @@ from fabrictool.planner.fairness import FAIRNESS
 from fabrictool.planner.formulation import BY_CAPACITY, Formulation
 from fabrictool.planner.infeasible import explain_infeasible
 from fabrictool.planner.program import LEAST_LP_S
+from fabrictool.planner.solvers.capacity_cuts import CapacityCuts
 from fabrictool.planner.solvers.rounding import rounded
 from fabrictool.planner.stages import TIDYING, TIE_BREAK, TOLERANCE, slack, spared, stage_names
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from fabrictool.planner.problem import PlacementProblem
     from fabrictool.planner.program import ProgramSolution
@@ -28,6 +30,11 @@ NEAREST, WIDE = 4, 12
 stages without loads, whose programs are so much smaller."""
 COLUMNS_PER_UNIT = 10_000
 """Of a relaxation: one with fewer takes no time."""
+UNCUT = 40
+"""Options up to which no rows are added: SCIP solves such a problem to its proof in no time."""
+CUT_ROUNDS, GAIN = 6, 2e-4
+"""Times that the relaxation of a stage is solved with more rows, at most, and how much of its value the last one gains.
+"""
 LATE_S = 1.5
 """Seconds that relaxations have at least, however late tables were: without them the first placement is a poor one."""
 
@@ -54,58 +61,128 @@ class Core:
     """By option: counts, not whole ones, with which the least of what runs has to move; none where nothing does."""
     whole: bool
     """Whether all stages that users feel were relaxed; else the search ended before."""
+    relaxing_s: float
+    """That all of them took once, by the search's clock; 0: it has none."""
 
 
 def core_of(problem: PlacementProblem, work: StepwiseWork, seed: int) -> Core:
     """The first stage's relaxation is always solved; of large programs those of the others are steps of the search.
+    Then, of more than a few options of which none runs, all of them once more, with what whole replicas keep.
 
     Raises InfeasibleError FT2001 when the relaxation has no solution.
     """
     relaxed = Formulation(problem, range(len(problem.options)), whole=False)
-    wide: set[int] = set()
-    core = {i for i, o in enumerate(problem.options) if o.key in problem.fixed or o.key in problem.current}
-    for need in problem.needs:
-        core |= {i for i in problem.of(need.model) if any(problem.options[i].pool.within(*pin) for pin in need.pins)}
-    lowest: dict[str, float] = {}
-    prices: dict[str, LoadPrices] = {}
-    distance: dict[int, float] = {}
-    usage: dict[int, float] = {}
-    moved: dict[int, float] = {}
     names = [name for name in stage_names(problem) if name != TIE_BREAK and relaxed.terms(name)]
+    felt = [name for name in names if name not in TIDYING]
     units, left_s = relaxed.program.columns // COLUMNS_PER_UNIT, work.left_s()
     late_s = LATE_S + max(0.0, -left_s)
-    for name in names:
-        for solved, share in spared(problem, lowest).items() if name == "moves" else ():
-            relaxed.keep(solved, lowest[solved] * (1.0 + share))
-        answer = _relaxed_step(relaxed, name, work, seed, units if lowest else 0, late_s)
-        if work.ended:
-            break
-        if answer is None:
-            raise explain_infeasible(problem)
+
+    def solved(name: str) -> ProgramSolution | None:
+        answer = _relaxed_step(relaxed, name, work, seed, units if name != names[0] else 0, late_s)
         if left_s < math.inf:  # bounds of stages that come to more take about as long once more, when all else is done
             work.closing_s = left_s - work.left_s()
-        lowest[name], prices[name] = answer.objective, relaxed.prices(name, answer)
+        return answer
+
+    relaxations = _relaxations(problem, relaxed, names, solved)
+    if len(relaxations.lowest) < len(names) and not work.ended:
+        raise explain_infeasible(problem)
+    relaxing_s = left_s - work.left_s() if left_s < math.inf else 0.0
+    if len(problem.options) > UNCUT and not problem.runs and not work.ended:
+        cuts = CapacityCuts(problem, relaxed)
+        if sum(map(cuts.add, relaxations.answers)):
+            close = _relaxations(problem, relaxed, felt, partial(_cut, relaxed, cuts, work, seed))
+            # What tidying up comes to at least was computed with earlier stages below what they can be.
+            relaxations = replace(close, moved=relaxations.moved) if len(close.lowest) == len(felt) else relaxations
+    chosen = relaxations.core | {
+        i for i, o in enumerate(problem.options) if o.key in problem.fixed or o.key in problem.current
+    }
+    for need in problem.needs:
+        chosen |= {i for i in problem.of(need.model) if any(problem.options[i].pool.within(*pin) for pin in need.pins)}
+    return Core(
+        relaxed,
+        sorted(chosen),
+        sorted(chosen | relaxations.wide),
+        relaxations.lowest,
+        relaxations.prices,
+        relaxations.distance,
+        rounded(problem, {i: relaxations.usage.get(i, 0.0) for i in sorted(chosen)}, relaxations.distance),
+        relaxations.moved,
+        whole=all(name in relaxations.lowest for name in felt),
+        relaxing_s=relaxing_s,
+    )
+
+
+@dataclass(slots=True)
+class _Relaxations:
+    """Of all stages in turn, or of those that there was time for; what it is, `Core` says."""
+
+    lowest: dict[str, float] = field(default_factory=dict)
+    prices: dict[str, LoadPrices] = field(default_factory=dict)
+    core: set[int] = field(default_factory=set)
+    wide: set[int] = field(default_factory=set)
+    distance: dict[int, float] = field(default_factory=dict)
+    usage: dict[int, float] = field(default_factory=dict)
+    """By option: its count in the last stage that users feel."""
+    moved: dict[int, float] = field(default_factory=dict)
+    answers: list[ProgramSolution] = field(default_factory=list)
+    """Of stages that users feel."""
+
+    def add(self, problem: PlacementProblem, relaxed: Formulation, name: str, answer: ProgramSolution) -> None:
+        """What a stage came to."""
+        self.lowest[name], self.prices[name] = answer.objective, relaxed.prices(name, answer)
         used = relaxed.usage(answer)
-        core |= {i for i, replicas in used.items() if replicas > TOLERANCE}
+        self.core |= {i for i, replicas in used.items() if replicas > TOLERANCE}
         if name == "moves":
-            moved = used
-        if name not in TIDYING:
-            # What tidying up costs within the tolerances is not lost before it begins.
-            usage, distance = used, {i: relaxed.distance(answer, i) for i in relaxed.chosen}
-            nearest: dict[str, list[tuple[float, int]]] = defaultdict(list)
-            for i, option in enumerate(problem.options):
-                nearest[option.model].append((distance[i], i))
-            for options in nearest.values():
-                options.sort()
-                core |= {i for _, i in options[:NEAREST]}
-                wide |= {i for _, i in options[:WIDE]} if name in BY_CAPACITY else set()
+            self.moved = used
+        if name in TIDYING:  # what that costs within the tolerances is not lost before it begins
+            return
+        self.answers.append(answer)
+        self.usage, self.distance = used, {i: relaxed.distance(answer, i) for i in relaxed.chosen}
+        nearest: dict[str, list[tuple[float, int]]] = defaultdict(list)
+        for i, option in enumerate(problem.options):
+            nearest[option.model].append((self.distance[i], i))
+        for options in nearest.values():
+            options.sort()
+            self.core |= {i for _, i in options[:NEAREST]}
+            self.wide |= {i for _, i in options[:WIDE]} if name in BY_CAPACITY else set()
+
+
+def _relaxations(
+    problem: PlacementProblem,
+    relaxed: Formulation,
+    names: Sequence[str],
+    solved: Callable[[str], ProgramSolution | None],
+) -> _Relaxations:
+    """Of each stage with those before at their least, as far as `solved` gives them."""
+    relaxations = _Relaxations()
+    for name in names:
+        for stage, share in spared(problem, relaxations.lowest).items() if name == "moves" else ():
+            relaxed.keep(stage, relaxations.lowest[stage] * (1.0 + share))
+        answer = solved(name)
+        if answer is None:
+            break
+        relaxations.add(problem, relaxed, name, answer)
         relaxed.keep(name, answer.objective + slack(problem, name, answer.objective))
-    for name in lowest:
+    for name in relaxations.lowest:
         relaxed.keep(name, math.inf)
-    chosen = sorted(core)
-    whole = rounded(problem, {i: usage.get(i, 0.0) for i in chosen}, distance)
-    complete = all(name in lowest for name in names if name not in TIDYING)
-    return Core(relaxed, chosen, sorted(core | wide), lowest, prices, distance, whole, moved, complete)
+    return relaxations
+
+
+# Wide: a program, its rows, what counts, and what is solved for.
+def _cut(relaxed: Formulation, cuts: CapacityCuts, work: StepwiseWork, seed: int, name: str) -> ProgramSolution | None:
+    """What a relaxation comes to with rows that whole replicas keep, as many as raise it; None: there was no time."""
+    units = 1 + relaxed.program.columns // COLUMNS_PER_UNIT
+    answer: ProgramSolution | None = None
+    for _ in range(CUT_ROUNDS):
+        before, above = answer, _relaxed_step(relaxed, name, work, seed, units, 0.0)
+        if above is None:  # no time; or with these rows stages before cannot be at their least
+            break
+        answer = above
+        if before is not None and answer.objective - before.objective <= GAIN * answer.objective:
+            break
+        if not cuts.add(answer):
+            break
+    return None if work.ended else answer
 
 
 # Wide: a program, what it is solved for, and what that counts for.

@@ -85,11 +85,8 @@ class PlacementSearch:
         self._solver, self._work, self._seed, self._warm = solver, work, seed, warm
         self._steps = EngineSteps(work, seed)
         self._rng = random.Random(f"large {seed}")
-        left_s = work.left_s()
         work.done(1)
         self._core = core_of(problem, work, seed)
-        self._relaxing_s = left_s - work.left_s() if left_s < math.inf else 0.0
-        """That it takes to solve the relaxations of all stages."""
         self._programs = SearchPrograms(problem, self._core)
         self._tiny, self._all = self._programs.tiny, self._programs.all
         self._is_by_tangents = self._all and self._programs.by_tangents
@@ -121,7 +118,7 @@ class PlacementSearch:
     def stage(self, name: str) -> Iterator[Solution]:
         """Minimises one objective, and keeps it from then on."""
         left = len(self.stages) - self.stages.index(name)
-        self._work.closing_s = self._relaxing_s * left / len(self.stages)
+        self._work.closing_s = self._core.relaxing_s * left / len(self.stages)
         if name == "moves":
             self._spare()
         known = [self._bounds[name]] if name in self._bounds and self._is_kept_as_before() else []

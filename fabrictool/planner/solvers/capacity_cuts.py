@@ -1,0 +1,107 @@
+r"""Rows that whole replicas keep and fractions of them do not: relaxations come closer to what there is.
+
+What a model's replicas can take and what is unserved come to its demand at least:
+:math:`\sum_o r_o k_o + u \ge \lambda`. For a divisor d, with :math:`f` the fraction of :math:`\lambda / d`, whole
+counts :math:`k` keep this, too (mixed-integer rounding: Nemhauser and Wolsey, 1990):
+
+.. math:: \sum_o F(r_o / d) k_o + \frac{u}{d f} \ge \lceil \lambda / d \rceil, \quad
+          F(a) = \lfloor a \rfloor + \min(1, (a - \lfloor a \rfloor) / f)
+
+Say, a model that less than one replica could serve has one, or is unserved by as much. Of the divisors, the rates of
+what a relaxation uses and parts of them, the one is taken that cuts its answer off by most. On 10,000 devices with more
+demand than they serve this raises the bound of what is unserved by 1.8 %, in seconds; HiGHS takes half a minute for
+1.5 %.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fabrictool.planner.survival import SIDES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from fabrictool.planner.formulation import Formulation
+    from fabrictool.planner.problem import ModelNeed, PlacementProblem
+    from fabrictool.planner.program import ProgramSolution
+
+    Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+PARTS, MULTIPLES = (1, 2, 3, 4), (2, 3)
+"""Divisors are these parts of a rate or of the demand, and these multiples of the demand."""
+FRACTIONS = 0.02, 0.98
+"""Of the demand over the divisor, between which a row says something that digits do not spoil."""
+USED, CUT_OFF = 1e-9, 1e-4
+"""Counts above which an option is used, and by how much an answer has to break a row."""
+
+
+class CapacityCuts:
+    """Those of one problem's relaxation."""
+
+    def __init__(self, problem: PlacementProblem, relaxed: Formulation) -> None:
+        self._relaxed = relaxed
+        unserved = (column for column, _ in relaxed.terms("served"))
+        self._unserved = dict(zip((need.model for need in problem.needs), unserved, strict=True))
+        self._sides = [(need, side) for need in problem.needs if need.rate for side in _sides(problem, need)]
+        """By model, of one in phases by phase: the options that each request needs one of, and their rates."""
+
+    def add(self, answer: ProgramSolution) -> int:
+        """Rows that cut this answer off; how many there are."""
+        usage, rows = self._relaxed.usage(answer), 0
+        for need, rates in self._sides:
+            options, column = list(rates), self._unserved[need.model]
+            able = np.fromiter(rates.values(), dtype=float)
+            counts = np.asarray([usage.get(i, 0.0) for i in options])
+            divisor = _best_divisor(able, counts, need.rate, max(0.0, float(answer.values[column])))
+            if divisor is None:
+                continue
+            weights, fraction = _rounded(able / divisor, need.rate / divisor)
+            terms = [
+                (place, float(weight) * part)
+                for i, weight in zip(options, weights, strict=True)
+                for place, part in self._relaxed.count(i)
+            ]
+            least = math.ceil(need.rate / divisor)
+            self._relaxed.program.row(least, math.inf, [*terms, (column, 1.0 / (divisor * fraction))])
+            rows += 1
+        return rows
+
+
+def _sides(problem: PlacementProblem, need: ModelNeed) -> Iterator[Mapping[int, float]]:
+    options = problem.options
+    mine = [i for i in problem.of(need.model) if options[i].levels]
+    for side in SIDES if any(options[i].phase != "unified" for i in mine) else SIDES[:1]:
+        able = {i: options[i].levels[-1].rate for i in mine if options[i].phase in ("unified", side)}
+        if able:
+            yield able
+
+
+def _best_divisor(able: Floats, counts: Floats, rate: float, unserved: float) -> float | None:
+    """The one whose row an answer breaks by most, as far from it as that is; None: it breaks none."""
+    used = counts > USED
+    able, counts = able[used], counts[used]
+    wholes = np.unique([*able, rate])
+    divisors = np.unique([*(whole / part for part in PARTS for whole in wholes), *(rate * n for n in MULTIPLES)])
+    times = rate / divisors
+    fractions = times - np.floor(times)
+    good = (fractions > FRACTIONS[0]) & (fractions < FRACTIONS[1])
+    divisors, times, fractions = divisors[good], times[good], fractions[good]
+    if not divisors.size:
+        return None
+    weights, _ = _rounded(able / divisors[:, None], times[:, None])
+    lacks = 1.0 / (divisors * fractions)
+    short = np.ceil(times) - (weights @ counts + lacks * unserved)
+    distance = np.where(short > CUT_OFF, short / np.sqrt((weights**2).sum(axis=1) + lacks**2), 0.0)
+    best = int(np.argmax(distance))
+    return float(divisors[best]) if distance[best] > 0.0 else None
+
+
+def _rounded(able: Floats, demand: Any) -> tuple[Floats, Any]:
+    """The weights F of rates, and the fraction of the demand; all of them over the divisor."""
+    fraction = demand - np.floor(demand)
+    whole = np.floor(able + USED)
+    return whole + np.minimum(1.0, np.maximum(0.0, able - whole) / fraction), fraction

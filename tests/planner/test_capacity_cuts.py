@@ -1,0 +1,98 @@
+"""Rows that whole replicas keep: no placement breaks them, and relaxations come closer."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from fabrictool.planner.formulation import Formulation
+from fabrictool.planner.problem import Level, ModelNeed, Option
+from fabrictool.planner.solvers import core
+from fabrictool.planner.solvers.capacity_cuts import CapacityCuts
+from fabrictool.planner.solvers.core import core_of, with_sites
+from fabrictool.planner.work import StepwiseWork
+from tests.planner.test_exact import figures, pool, problem
+from tests.planner.test_splitting import fabric, optimum
+from tests.seeds import seeds
+
+
+def relaxation(instance):
+    return Formulation(instance, range(len(instance.options)), whole=False)
+
+
+def closed(instance, name="served", limit=None):
+    """What the relaxation of a stage comes to, before and after; `limit`: what `served` is kept within."""
+    relaxed = relaxation(instance)
+    cuts = CapacityCuts(instance, relaxed)
+    if limit is not None:
+        relaxed.keep("served", limit)
+    answer = relaxed.minimise(name, seconds=60.0, seed=0)
+    before = answer.objective
+    for _ in range(10):
+        if not cuts.add(answer):
+            break
+        answer = relaxed.minimise(name, seconds=60.0, seed=0)
+    return before, answer.objective
+
+
+def test_two_models_do_not_share_one_device():
+    """Half a replica would be enough for each of them."""
+    here = pool("a", nodes=1)
+    options = [Option(model, here, 1, figures(1.0), (Level(1.0, 2.0, True),)) for model in "mn"]
+    needs = [ModelNeed(model, 0.5, 0, 9) for model in "mn"]
+    before, after = closed(problem(needs, options, [here]))
+    assert before == pytest.approx(0.0)
+    assert after == pytest.approx(0.5)
+
+
+def test_the_last_of_many_replicas_is_a_whole_one():
+    """7.5 of them for each of two models; of 15 devices one model gets 8, and the other lacks half a replica's rate."""
+    here = pool("a", nodes=15)
+    options = [Option(model, here, 1, figures(2.0), (Level(2.0, 3.0, True),)) for model in "mn"]
+    needs = [ModelNeed(model, 15.0, 0, 30) for model in "mn"]
+    before, after = closed(problem(needs, options, [here]))
+    assert before == pytest.approx(0.0)
+    assert after == pytest.approx(1.0)
+
+
+def closer(seed):
+    """By how much the bounds of a fabric that nobody chose rise; none is above what there is."""
+    rng = random.Random(seed)
+    instance = fabric(seed, rng.choice((0.7, 1.0, 2.0)))
+    if not instance.needs:
+        return 0.0
+    unserved, latency = optimum(instance)
+    before, after = closed(instance)
+    assert before - 1e-6 <= after <= unserved + 1e-4, seed
+    low, high = closed(instance, "latency", unserved + 1e-4)
+    assert low - 1e-4 * abs(low) <= high <= latency + 1e-3 * max(1.0, latency), seed
+    return after - before
+
+
+def test_no_bound_is_above_what_there_is():
+    assert sum(closer(seed) > 1e-3 for seed in range(40)) > 5
+
+
+@seeds(0, drawn=10, long=1000)
+def test_nor_of_fabrics_that_nobody_chose(seed):
+    closer(seed)
+
+
+def test_a_search_begins_with_them(monkeypatch):
+    """In the core, and as steps that count: where there is no work left for all of them, none of them counts."""
+    monkeypatch.setattr(core, "UNCUT", 0)
+    here = pool("a", nodes=15)
+    options = [Option(model, here, 1, figures(2.0), (Level(2.0, 3.0, True),)) for model in "mn"]
+    needs = [ModelNeed(model, 15.0, 0, 30) for model in "mn"]
+    instance = with_sites(problem(needs, options, [here], objective=("latency",)))
+    work = StepwiseWork(100)
+    begun = core_of(instance, work, 0)
+    assert begun.lowest["served"] == pytest.approx(1.0)
+    assert begun.whole
+    assert 2 <= work.spent <= 2 * core.CUT_ROUNDS
+    for limit in range(work.spent):
+        short = StepwiseWork(limit)
+        assert core_of(instance, short, 0).lowest["served"] == pytest.approx(0.0)
+        assert short.ended
+    running = replace(instance, current={options[0].key: 1})
+    assert core_of(running, StepwiseWork(100), 0).lowest["served"] == pytest.approx(0.0)
