@@ -7,9 +7,10 @@ import pytest
 
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.problem import Level, ModelNeed, Option
-from fabrictool.planner.solvers import core
+from fabrictool.planner.solvers import core, placing, programs
 from fabrictool.planner.solvers.capacity_cuts import CapacityCuts
 from fabrictool.planner.solvers.core import core_of, with_sites
+from fabrictool.planner.solvers.exact import ExactSolver
 from fabrictool.planner.work import StepwiseWork
 from tests.planner.test_exact import figures, pool, problem
 from tests.planner.test_splitting import fabric, optimum
@@ -78,21 +79,37 @@ def test_nor_of_fabrics_that_nobody_chose(seed):
     closer(seed)
 
 
-def test_a_search_begins_with_them(monkeypatch):
-    """In the core, and as steps that count: where there is no work left for all of them, none of them counts."""
-    monkeypatch.setattr(core, "UNCUT", 0)
+def test_what_is_counted_and_what_is_not():
+    """Each relaxation is a step: where there is no work left for all of them, none of them counts."""
     here = pool("a", nodes=15)
     options = [Option(model, here, 1, figures(2.0), (Level(2.0, 3.0, True),)) for model in "mn"]
     needs = [ModelNeed(model, 15.0, 0, 30) for model in "mn"]
     instance = with_sites(problem(needs, options, [here], objective=("latency",)))
+
+    def unserved(work, *, closely):
+        return core_of(instance, relaxation(instance), work, 0, closely=closely).lowest["served"]
+
     work = StepwiseWork(100)
-    begun = core_of(instance, work, 0)
-    assert begun.lowest["served"] == pytest.approx(1.0)
-    assert begun.whole
+    assert unserved(work, closely=True) == pytest.approx(1.0)
     assert 2 <= work.spent <= 2 * core.CUT_ROUNDS
+    assert not work.ended
     for limit in range(work.spent):
         short = StepwiseWork(limit)
-        assert core_of(instance, short, 0).lowest["served"] == pytest.approx(0.0)
+        assert unserved(short, closely=True) == pytest.approx(0.0)
         assert short.ended
-    running = replace(instance, current={options[0].key: 1})
-    assert core_of(running, StepwiseWork(100), 0).lowest["served"] == pytest.approx(0.0)
+    assert unserved(StepwiseWork(100), closely=False) == pytest.approx(0.0)
+
+
+def test_a_search_has_them_where_nothing_runs(monkeypatch):
+    asked = []
+    real = placing.core_of
+    monkeypatch.setattr(placing, "core_of", lambda *a, closely: asked.append(closely) or real(*a, closely=closely))
+    monkeypatch.setattr(programs, "TINY", 0)
+    here, there = pool("a", nodes=40), pool("b", nodes=40)
+    options = [Option(model, at, 1, figures(2.0), (Level(2.0, 3.0, True),)) for model in "mn" for at in (here, there)]
+    instance = problem([ModelNeed(m, 90.0, 0, 60) for m in "mn"], options, [here, there], objective=("latency",))
+    for its in (instance, replace(instance, current={options[0].key: 1})):
+        *_, solution = ExactSolver().solve(its, deadline_s=5.0, seed=0)
+        assert solution.stages[0].objective == pytest.approx(20.0)
+    assert asked[0]
+    assert not any(asked[1:])

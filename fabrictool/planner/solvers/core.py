@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
@@ -30,8 +29,6 @@ NEAREST, WIDE = 4, 12
 stages without loads, whose programs are so much smaller."""
 COLUMNS_PER_UNIT = 10_000
 """Of a relaxation: one with fewer takes no time."""
-UNCUT = 40
-"""Options up to which no rows are added: SCIP solves such a problem to its proof in no time."""
 CUT_ROUNDS, GAIN = 6, 2e-4
 """Times that the relaxation of a stage is solved with more rows, at most, and how much of its value the last one gains.
 """
@@ -65,34 +62,38 @@ class Core:
     """That all of them took once, by the search's clock; 0: it has none."""
 
 
-def core_of(problem: PlacementProblem, work: StepwiseWork, seed: int) -> Core:
+def core_of(problem: PlacementProblem, relaxed: Formulation, work: StepwiseWork, seed: int, *, closely: bool) -> Core:
     """The first stage's relaxation is always solved; of large programs those of the others are steps of the search.
-    Then, of more than a few options of which none runs, all of them once more, with what whole replicas keep.
+    Then all of them once more, `closely`: with what whole replicas keep.
 
     Raises InfeasibleError FT2001 when the relaxation has no solution.
     """
-    relaxed = Formulation(problem, range(len(problem.options)), whole=False)
     names = [name for name in stage_names(problem) if name != TIE_BREAK and relaxed.terms(name)]
     felt = [name for name in names if name not in TIDYING]
     units, left_s = relaxed.program.columns // COLUMNS_PER_UNIT, work.left_s()
     late_s = LATE_S + max(0.0, -left_s)
+    took: dict[str, float] = {}
 
-    def solved(name: str) -> ProgramSolution | None:
-        answer = _relaxed_step(relaxed, name, work, seed, units if name != names[0] else 0, late_s)
-        if left_s < math.inf:  # bounds of stages that come to more take about as long once more, when all else is done
-            work.closing_s = left_s - work.left_s()
+    def step(name: str, units: int, late_s: float) -> ProgramSolution | None:
+        began = work.left_s()
+        answer = _relaxed_step(relaxed, name, work, seed, units, late_s)
+        if began < math.inf:  # bounds of stages that come to more take about as long once more, when all else is done
+            took[name] = began - work.left_s()
+            work.closing_s = sum(took.values())
         return answer
 
-    relaxations = _relaxations(problem, relaxed, names, solved)
+    relaxations = _relaxations(
+        problem, relaxed, names, lambda name: step(name, units if name != names[0] else 0, late_s)
+    )
     if len(relaxations.lowest) < len(names) and not work.ended:
         raise explain_infeasible(problem)
-    relaxing_s = left_s - work.left_s() if left_s < math.inf else 0.0
-    if len(problem.options) > UNCUT and not problem.runs and not work.ended:
+    if closely and not work.ended:
         cuts = CapacityCuts(problem, relaxed)
         if sum(map(cuts.add, relaxations.answers)):
-            close = _relaxations(problem, relaxed, felt, partial(_cut, relaxed, cuts, work, seed))
+            close = _relaxations(problem, relaxed, felt, lambda name: _cut(cuts, lambda: step(name, 1 + units, 0.0)))
             # What tidying up comes to at least was computed with earlier stages below what they can be.
-            relaxations = replace(close, moved=relaxations.moved) if len(close.lowest) == len(felt) else relaxations
+            if close.lowest.keys() >= set(felt) and not work.ended:
+                relaxations = replace(close, moved=relaxations.moved)
     chosen = relaxations.core | {
         i for i, o in enumerate(problem.options) if o.key in problem.fixed or o.key in problem.current
     }
@@ -108,7 +109,7 @@ def core_of(problem: PlacementProblem, work: StepwiseWork, seed: int) -> Core:
         rounded(problem, {i: relaxations.usage.get(i, 0.0) for i in sorted(chosen)}, relaxations.distance),
         relaxations.moved,
         whole=all(name in relaxations.lowest for name in felt),
-        relaxing_s=relaxing_s,
+        relaxing_s=sum(took.values()),
     )
 
 
@@ -168,13 +169,11 @@ def _relaxations(
     return relaxations
 
 
-# Wide: a program, its rows, what counts, and what is solved for.
-def _cut(relaxed: Formulation, cuts: CapacityCuts, work: StepwiseWork, seed: int, name: str) -> ProgramSolution | None:
-    """What a relaxation comes to with rows that whole replicas keep, as many as raise it; None: there was no time."""
-    units = 1 + relaxed.program.columns // COLUMNS_PER_UNIT
+def _cut(cuts: CapacityCuts, step: Callable[[], ProgramSolution | None]) -> ProgramSolution | None:
+    """What a stage comes to with rows that whole replicas keep, as many as raise it; None: there was no time."""
     answer: ProgramSolution | None = None
     for _ in range(CUT_ROUNDS):
-        before, above = answer, _relaxed_step(relaxed, name, work, seed, units, 0.0)
+        before, above = answer, step()
         if above is None:  # no time; or with these rows stages before cannot be at their least
             break
         answer = above
@@ -182,7 +181,7 @@ def _cut(relaxed: Formulation, cuts: CapacityCuts, work: StepwiseWork, seed: int
             break
         if not cuts.add(answer):
             break
-    return None if work.ended else answer
+    return answer
 
 
 # Wide: a program, what it is solved for, and what that counts for.

@@ -28,7 +28,7 @@ from fabrictool.planner.solvers.core import core_of, with_sites
 from fabrictool.planner.solvers.first import first_placement
 from fabrictool.planner.solvers.part import part_of
 from fabrictool.planner.solvers.parties import parties
-from fabrictool.planner.solvers.programs import SearchPrograms
+from fabrictool.planner.solvers.programs import SearchPrograms, is_tiny
 from fabrictool.planner.solvers.shares import SLACK, KeptStage
 from fabrictool.planner.solvers.splitting import DeviceSplits
 from fabrictool.planner.solvers.steps import EngineSteps, nudge
@@ -42,6 +42,7 @@ from fabrictool.planner.stages import (
     rounding,
     spared,
     stage_names,
+    user_stages,
 )
 from fabrictool.planner.tangents import LoadPrices
 from fabrictool.planner.work import PER_SECOND
@@ -83,10 +84,14 @@ class PlacementSearch:
         """`warm`: counts by option to begin with, such as those of the last plan."""
         problem = self._problem = with_sites(problem)
         self._solver, self._work, self._seed, self._warm = solver, work, seed, warm
-        self._steps = EngineSteps(work, seed)
-        self._rng = random.Random(f"large {seed}")
+        self._steps, self._rng = EngineSteps(work, seed), random.Random(f"large {seed}")
         work.done(1)
-        self._core = core_of(problem, work, seed)
+        relaxed = Formulation(problem, range(len(problem.options)), whole=False)
+        alone = [name for name in user_stages(problem) if relaxed.terms(name)] == ["served", "latency"]
+        self._splits = DeviceSplits.of(problem) if alone and not is_tiny(problem) else None
+        # Tables of splits say more than a relaxation, tiny problems are proved, and where something runs time is short.
+        closely = not (self._splits or is_tiny(problem) or problem.runs)
+        self._core = core_of(problem, relaxed, work, seed, closely=closely)
         self._programs = SearchPrograms(problem, self._core)
         self._tiny, self._all = self._programs.tiny, self._programs.all
         self._is_by_tangents = self._all and self._programs.by_tangents
@@ -112,8 +117,6 @@ class PlacementSearch:
         ordered = (name for name in stage_names(problem) if self._tiny or name != TIE_BREAK)
         self.stages = [name for name in ordered if self._programs.relaxed.terms(name)]
         """Those that there is anything to."""
-        alone = [n for n in self.stages if n not in TIDYING] == ["served", "latency"] and not self._tiny
-        self._splits = DeviceSplits.of(problem) if alone else None
 
     def stage(self, name: str) -> Iterator[Solution]:
         """Minimises one objective, and keeps it from then on."""

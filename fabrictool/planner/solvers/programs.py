@@ -26,13 +26,17 @@ FEW = 450
 """Options up to which all of them take part in the integer program."""
 
 
+def is_tiny(problem: PlacementProblem) -> bool:
+    return len(problem.options) <= TINY
+
+
 class SearchPrograms:
     """The relaxation, and two programs in whole numbers: with the loads of replicas, or by their capacity alone."""
 
     def __init__(self, problem: PlacementProblem, core: Core) -> None:
         self._problem, self.relaxed = problem, core.relaxed
         every = range(len(problem.options))
-        self.tiny, self.all = len(every) <= TINY, len(every) <= FEW
+        self.tiny, self.all = is_tiny(problem), len(every) <= FEW
         # Of a fabric that runs little changes: fewer options are enough, and time is short.
         wide = core.options if problem.runs else core.wide
         self._among: dict[bool, Sequence[int]] = {
