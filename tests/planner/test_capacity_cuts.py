@@ -8,9 +8,10 @@ import pytest
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.problem import Level, ModelNeed, Option
 from fabrictool.planner.solvers import core, placing, programs
-from fabrictool.planner.solvers.capacity_cuts import CapacityCuts
+from fabrictool.planner.solvers.capacity_cuts import CapacityCuts, add_rows
 from fabrictool.planner.solvers.core import core_of, with_sites
 from fabrictool.planner.solvers.exact import ExactSolver
+from fabrictool.planner.solvers.part import part_of
 from fabrictool.planner.work import StepwiseWork
 from tests.planner.test_exact import figures, pool, problem
 from tests.planner.test_splitting import fabric, optimum
@@ -113,3 +114,29 @@ def test_a_search_has_them_where_nothing_runs(monkeypatch):
         assert solution.stages[0].objective == pytest.approx(20.0)
     assert asked[0]
     assert not any(asked[1:])
+
+
+def test_integer_programs_are_told_of_them():
+    """Rows speak of options as the whole knows them, also to a part of it; and the optimum stays what it was."""
+    told = 0
+    for seed in range(30):
+        instance = fabric(seed, 1.5)
+        if not instance.needs:
+            continue
+        relaxed = relaxation(instance)
+        cuts = CapacityCuts(instance, relaxed)
+        cuts.add(relaxed.minimise("served", seconds=60.0, seed=0))
+        best = Formulation(instance, range(len(instance.options)), whole=True, by_capacity=True)
+        answer = best.minimise("served", seconds=60.0, seed=0)
+        add_rows(best, cuts.rows)
+        assert best.minimise("served", seconds=60.0, seed=0).objective == pytest.approx(answer.objective, abs=1e-4)
+        models = [need.model for need in instance.needs][:1]
+        alone, indices = part_of(instance, {}, range(len(instance.options)), models)
+        program = Formulation(alone, range(len(indices)), whole=True, by_capacity=True)
+        answer = program.minimise("served", seconds=60.0, seed=0)
+        before = len(program.program.rows())
+        add_rows(program, cuts.rows, indices)
+        told += len(program.program.rows()) - before
+        assert len(program.program.rows()) - before == sum(row.model in models for row in cuts.rows)
+        assert program.minimise("served", seconds=60.0, seed=0).objective == pytest.approx(answer.objective, abs=1e-4)
+    assert told > 5

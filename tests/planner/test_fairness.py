@@ -8,7 +8,7 @@ import pytest
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.planner.problem import ModelNeed
-from fabrictool.planner.solvers import effort, placing, programs
+from fabrictool.planner.solvers import effort, parties, programs
 from fabrictool.planner.solvers.registry import SOLVERS
 from fabrictool.planner.stages import amount, stage_names, values_of
 from fabrictool.simulator.demanded import GroupDemand
@@ -130,8 +130,8 @@ def test_is_the_fairest_of_all_placements_and_then_serves_most(seed):
 def test_later_stages_keep_it_where_some_models_are_placed_at_a_time(seed, monkeypatch):
     for module, name in ((programs, "TINY"), (programs, "FEW"), (effort, "AT_ONCE"), (effort, "AT_ONCE_BY_CAPACITY")):
         monkeypatch.setattr(module, name, 0)
-    monkeypatch.setattr(placing, "TOGETHER", 1)
-    monkeypatch.setattr(placing, "TOGETHER_BY_CAPACITY", 1)
+    monkeypatch.setattr(parties, "TOGETHER", 1)
+    monkeypatch.setattr(parties, "TOGETHER_BY_CAPACITY", 1)
     instance = a_fair_instance(seed)
     if brute_force(instance) is None:
         return

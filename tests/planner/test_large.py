@@ -8,7 +8,7 @@ import pytest
 
 from fabrictool.base.errors import InfeasibleError
 from fabrictool.planner.problem import ModelNeed
-from fabrictool.planner.solvers import part, placing, programs
+from fabrictool.planner.solvers import part, parties, placing, programs
 from fabrictool.planner.solvers.exact import ExactSolver
 from tests.planner.test_exact import cheapest_load, fits, option, pool, problem, random_instance, solve
 from tests.planner.test_phases import between, phase, random_pairs
@@ -19,8 +19,8 @@ from tests.seeds import some
 def everything_is_large(monkeypatch):
     monkeypatch.setattr(programs, "TINY", 0)
     monkeypatch.setattr(programs, "FEW", 0)
-    monkeypatch.setattr(placing, "TOGETHER", 3)
-    monkeypatch.setattr(placing, "TOGETHER_BY_CAPACITY", 3)  # several parties, also of two models
+    monkeypatch.setattr(parties, "TOGETHER", 3)
+    monkeypatch.setattr(parties, "TOGETHER_BY_CAPACITY", 3)  # several parties, also of two models
 
 
 def both(instance, monkeypatch):

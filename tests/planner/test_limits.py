@@ -19,7 +19,7 @@ from fabrictool.planner.explaining.rules import rule_sentences
 from fabrictool.planner.forecast import forecast
 from fabrictool.planner.judged import with_reasons
 from fabrictool.planner.problem import ModelNeed, ResourceLimit
-from fabrictool.planner.solvers import effort, placing, programs
+from fabrictool.planner.solvers import effort, parties, programs
 from fabrictool.planner.solvers.registry import SOLVERS
 from fabrictool.planner.solvers.symmetry import merged
 from fabrictool.planner.stages import values_of
@@ -144,8 +144,8 @@ def test_is_the_best_of_all_placements_within_the_limits(seed):
 def test_a_search_in_parts_leaves_each_what_the_others_do_not_use(seed, monkeypatch):
     for module, name in ((programs, "TINY"), (programs, "FEW"), (effort, "AT_ONCE"), (effort, "AT_ONCE_BY_CAPACITY")):
         monkeypatch.setattr(module, name, 0)
-    monkeypatch.setattr(placing, "TOGETHER", 1)
-    monkeypatch.setattr(placing, "TOGETHER_BY_CAPACITY", 1)
+    monkeypatch.setattr(parties, "TOGETHER", 1)
+    monkeypatch.setattr(parties, "TOGETHER_BY_CAPACITY", 1)
     instance = random_instance(random.Random(seed))
     if best_of_all(instance) is None:
         return

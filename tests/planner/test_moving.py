@@ -17,7 +17,7 @@ from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.instances import synthetic
 from fabrictool.planner.moving import DRAIN_S, PAYBACK_S, moves_are_used_up, moves_in
 from fabrictool.planner.problem import ModelNeed
-from fabrictool.planner.solvers import placing, programs
+from fabrictool.planner.solvers import parties, programs
 from fabrictool.planner.solvers.exact import ExactSolver
 from fabrictool.planner.solvers.part import part_of
 from fabrictool.planner.stages import first_change, in_order, proved, user_stages
@@ -295,8 +295,8 @@ def test_no_more_moves_than_are_allowed_and_the_best_of_them(seed):
 
 def test_large_fabrics_keep_the_limit_in_every_part(tmp_path, monkeypatch):
     monkeypatch.setattr(programs, "FEW", 10)
-    monkeypatch.setattr(placing, "TOGETHER", 20)
-    monkeypatch.setattr(placing, "TOGETHER_BY_CAPACITY", 20)
+    monkeypatch.setattr(parties, "TOGETHER", 20)
+    monkeypatch.setattr(parties, "TOGETHER_BY_CAPACITY", 20)
     for seed in random.SystemRandom().sample(range(10**6), 2):
         limited = replace(grown(applied_fabric(tmp_path, random.Random(seed))[0], 1.4), max_moves=3)
         assert moves(limited, searched(limited)) <= 3

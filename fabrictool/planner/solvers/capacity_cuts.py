@@ -16,6 +16,8 @@ demand than they serve this raises the bound of what is unserved by 1.8 %, in se
 from __future__ import annotations
 
 import math
+from collections import defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +25,7 @@ import numpy as np
 from fabrictool.planner.survival import SIDES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from fabrictool.planner.formulation import Formulation
     from fabrictool.planner.problem import ModelNeed, PlacementProblem
@@ -39,36 +41,74 @@ USED, CUT_OFF = 1e-9, 1e-4
 """Counts above which an option is used, and by how much an answer has to break a row."""
 
 
+@dataclass(frozen=True, slots=True)
+class CapacityRow:
+    """What the replicas of a model, and what it lacks, come to at least."""
+
+    model: str
+    weights: Mapping[int, float]
+    """Of a replica, by option."""
+    lack: float
+    """Of a request/s that is unserved."""
+    least: int
+
+
 class CapacityCuts:
     """Those of one problem's relaxation."""
 
     def __init__(self, problem: PlacementProblem, relaxed: Formulation) -> None:
         self._relaxed = relaxed
-        unserved = (column for column, _ in relaxed.terms("served"))
-        self._unserved = dict(zip((need.model for need in problem.needs), unserved, strict=True))
+        self._unserved = unserved_columns(relaxed)
         self._sides = [(need, side) for need in problem.needs if need.rate for side in _sides(problem, need)]
         """By model, of one in phases by phase: the options that each request needs one of, and their rates."""
+        self.rows: list[CapacityRow] = []
+        """That were added."""
 
-    def add(self, answer: ProgramSolution) -> int:
-        """Rows that cut this answer off; how many there are."""
-        usage, rows = self._relaxed.usage(answer), 0
-        for need, rates in self._sides:
-            options, column = list(rates), self._unserved[need.model]
-            able = np.fromiter(rates.values(), dtype=float)
-            counts = np.asarray([usage.get(i, 0.0) for i in options])
-            divisor = _best_divisor(able, counts, need.rate, max(0.0, float(answer.values[column])))
-            if divisor is None:
-                continue
-            weights, fraction = _rounded(able / divisor, need.rate / divisor)
+    def add(self, *answers: ProgramSolution) -> bool:
+        """Adds rows that cut these answers off; whether there are any."""
+        rows = []
+        for answer in answers:
+            usage = self._relaxed.usage(answer)
+            rows += [row for need, rates in self._sides if (row := self._row(need, rates, usage, answer)) is not None]
+        add_rows(self._relaxed, rows)
+        self.rows += rows
+        return bool(rows)
+
+    def _row(
+        self, need: ModelNeed, rates: Mapping[int, float], usage: Mapping[int, float], answer: ProgramSolution
+    ) -> CapacityRow | None:
+        able = np.fromiter(rates.values(), dtype=float)
+        counts = np.asarray([usage.get(i, 0.0) for i in rates])
+        unserved = max(0.0, float(answer.values[self._unserved[need.model]]))
+        divisor = _best_divisor(able, counts, need.rate, unserved)
+        if divisor is None:
+            return None
+        weights, fraction = _rounded(able / divisor, need.rate / divisor)
+        by_option = dict(zip(rates, weights.tolist(), strict=True))
+        return CapacityRow(need.model, by_option, 1.0 / (divisor * fraction), math.ceil(need.rate / divisor))
+
+
+def unserved_columns(program: Formulation) -> dict[str, int]:
+    """The column of what a model lacks, by model."""
+    columns = (column for column, _ in program.terms("served"))
+    return dict(zip((need.model for need in program.problem.needs), columns, strict=True))
+
+
+def add_rows(program: Formulation, rows: Iterable[CapacityRow], indices: Sequence[int] | None = None) -> None:
+    """Adds rows of models that a program is of; `indices`: by its options what they are in the rows."""
+    unserved = unserved_columns(program)
+    by_model: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for i in program.chosen:
+        by_model[program.problem.options[i].model].append((i, i if indices is None else indices[i]))
+    for row in rows:
+        if row.model in unserved:
             terms = [
-                (place, float(weight) * part)
-                for i, weight in zip(options, weights, strict=True)
-                for place, part in self._relaxed.count(i)
+                (column, row.weights[whole] * part)
+                for i, whole in by_model[row.model]
+                if row.weights.get(whole)
+                for column, part in program.count(i)
             ]
-            least = math.ceil(need.rate / divisor)
-            self._relaxed.program.row(least, math.inf, [*terms, (column, 1.0 / (divisor * fraction))])
-            rows += 1
-        return rows
+            program.program.row(row.least, math.inf, [*terms, (unserved[row.model], row.lack)])
 
 
 def _sides(problem: PlacementProblem, need: ModelNeed) -> Iterator[Mapping[int, float]]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from fabrictool.planner.problem import PlacementProblem
     from fabrictool.planner.program import ProgramSolution
+    from fabrictool.planner.solvers.capacity_cuts import CapacityRow
     from fabrictool.planner.tangents import LoadPrices
     from fabrictool.planner.work import StepwiseWork
 
@@ -60,6 +61,8 @@ class Core:
     """Whether all stages that users feel were relaxed; else the search ended before."""
     relaxing_s: float
     """That all of them took once, by the search's clock; 0: it has none."""
+    rows: Sequence[CapacityRow]
+    """That whole replicas keep: what the relaxation was told of them."""
 
 
 def core_of(problem: PlacementProblem, relaxed: Formulation, work: StepwiseWork, seed: int, *, closely: bool) -> Core:
@@ -87,13 +90,12 @@ def core_of(problem: PlacementProblem, relaxed: Formulation, work: StepwiseWork,
     )
     if len(relaxations.lowest) < len(names) and not work.ended:
         raise explain_infeasible(problem)
-    if closely and not work.ended:
-        cuts = CapacityCuts(problem, relaxed)
-        if sum(map(cuts.add, relaxations.answers)):
-            close = _relaxations(problem, relaxed, felt, lambda name: _cut(cuts, lambda: step(name, 1 + units, 0.0)))
-            # What tidying up comes to at least was computed with earlier stages below what they can be.
-            if close.lowest.keys() >= set(felt) and not work.ended:
-                relaxations = replace(close, moved=relaxations.moved)
+    cuts = CapacityCuts(problem, relaxed)
+    if closely and not work.ended and cuts.add(*relaxations.answers):
+        close = _relaxations(problem, relaxed, felt, lambda name: _cut(cuts, lambda: step(name, 1 + units, 0.0)))
+        # What tidying up comes to at least was computed with earlier stages below what they can be.
+        if close.lowest.keys() >= set(felt) and not work.ended:
+            relaxations = replace(close, moved=relaxations.moved)
     chosen = relaxations.core | {
         i for i, o in enumerate(problem.options) if o.key in problem.fixed or o.key in problem.current
     }
@@ -110,6 +112,7 @@ def core_of(problem: PlacementProblem, relaxed: Formulation, work: StepwiseWork,
         relaxations.moved,
         whole=all(name in relaxations.lowest for name in felt),
         relaxing_s=sum(took.values()),
+        rows=cuts.rows,
     )
 
 

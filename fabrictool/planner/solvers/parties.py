@@ -10,17 +10,17 @@ if TYPE_CHECKING:
 
     from fabrictool.planner.problem import ModelNeed
 
+TOGETHER, TOGETHER_BY_CAPACITY = 200, 600
+"""Options that the models of a party have, about; and where loads are not looked at."""
 MEDIATORS, MEDIATING = 6, 2
 """Each party has so many of so many models with the largest demand."""
 
 
 def parties(
-    needs: Sequence[ModelNeed], options: Mapping[str, Sequence[int]], together: int, rng: random.Random
+    needs: Sequence[ModelNeed], options: Mapping[str, Sequence[int]], rng: random.Random, *, by_capacity: bool
 ) -> list[list[str]]:
-    """Every model that has options is in one of them, in an order of chance; mediators are in more.
-
-    `together`: options that the models of a party have, about.
-    """
+    """Every model that has options is in one of them, in an order of chance; mediators are in more."""
+    together = TOGETHER_BY_CAPACITY if by_capacity else TOGETHER
     order = [need.model for need in needs if options[need.model]]
     rng.shuffle(order)
     groups: list[list[str]] = [[]]

@@ -24,6 +24,7 @@ from fabrictool.planner.infeasible import explain_infeasible
 from fabrictool.planner.problem import PlacementProblem, Solution, StageResult
 from fabrictool.planner.program import LEAST_LP_S
 from fabrictool.planner.solvers import effort
+from fabrictool.planner.solvers.capacity_cuts import add_rows
 from fabrictool.planner.solvers.core import core_of, with_sites
 from fabrictool.planner.solvers.first import first_placement
 from fabrictool.planner.solvers.part import part_of
@@ -57,8 +58,6 @@ if TYPE_CHECKING:
 TINY_NODES = 20_000
 FIRST_NODES = 2000
 """Of the search for any placement, where the rounded relaxation breaks a rule."""
-TOGETHER, TOGETHER_BY_CAPACITY = 200, 600
-"""Options that the models of a party have, about; and where loads are not looked at."""
 PARTY_NODES, PARTY_GAP = 1, 2e-3
 """Limits of one such program."""
 GAIN, FIRST_GAIN = 5e-4, 5e-3
@@ -113,10 +112,8 @@ class PlacementSearch:
         self._begun_with, self._prices = 0, LoadPrices({}, {})
         self._told = False
         """Whether the last placement that was judged showed that programs thought too little of what loads cost."""
-        # Equals are settled for good only where that takes no time.
-        ordered = (name for name in stage_names(problem) if self._tiny or name != TIE_BREAK)
-        self.stages = [name for name in ordered if self._programs.relaxed.terms(name)]
-        """Those that there is anything to."""
+        self.stages = [n for n in stage_names(problem) if relaxed.terms(n) and (self._tiny or n != TIE_BREAK)]
+        """Those that there is anything to; equals are settled for good only where that takes no time."""
 
     def stage(self, name: str) -> Iterator[Solution]:
         """Minimises one objective, and keeps it from then on."""
@@ -426,8 +423,8 @@ class PlacementSearch:
         mine: dict[str, list[int]] = defaultdict(list)
         for i in self._options(name):
             mine[self._problem.options[i].model].append(i)
-        together = TOGETHER_BY_CAPACITY if self._is_by_capacity(name) else TOGETHER
-        groups = [[model] for model in mine] if alone else parties(self._problem.needs, mine, together, self._rng)
+        by_capacity, needs = self._is_by_capacity(name), self._problem.needs
+        groups = [[model] for model in mine] if alone else parties(needs, mine, self._rng, by_capacity=by_capacity)
         if len(groups) == 1 and self._tries(name):
             return
         former = dict(self._counts), dict(self._limits)
@@ -460,7 +457,9 @@ class PlacementSearch:
     ) -> tuple[dict[int, int], Formulation, ProgramSolution] | None:
         """Better counts for a part, and the loads that show it; None when there are none."""
         program = Formulation(part, range(len(indices)), whole=True, by_capacity=self._is_by_capacity(name))
-        if not self._is_by_capacity(name):
+        if self._is_by_capacity(name):
+            add_rows(program, self._core.rows, indices)
+        else:
             program.tighten()
         for limit in self._limits.values():
             limit.keep_of(program, models)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from fabrictool.planner.formulation import BY_CAPACITY, Formulation
 from fabrictool.planner.program import LEAST_LP_S
+from fabrictool.planner.solvers.capacity_cuts import add_rows
 from fabrictool.planner.tangents import BY_LOAD, NOTHING, slo_prices
 from fabrictool.planner.told import ToldFormulation
 
@@ -34,7 +35,7 @@ class SearchPrograms:
     """The relaxation, and two programs in whole numbers: with the loads of replicas, or by their capacity alone."""
 
     def __init__(self, problem: PlacementProblem, core: Core) -> None:
-        self._problem, self.relaxed = problem, core.relaxed
+        self._problem, self.relaxed, self._rows = problem, core.relaxed, core.rows
         every = range(len(problem.options))
         self.tiny, self.all = is_tiny(problem), len(every) <= FEW
         # Of a fabric that runs little changes: fewer options are enough, and time is short.
@@ -72,11 +73,14 @@ class SearchPrograms:
         return self._made[by_capacity]
 
     def _new(self, options: Sequence[int], *, by_capacity: bool) -> Formulation:
+        program: Formulation
         if self.by_tangents and not by_capacity:
-            return ToldFormulation(self._problem, options)
-        program = Formulation(self._problem, options, whole=True, by_capacity=by_capacity)
-        if not self.tiny and not by_capacity:
-            program.tighten()
+            program = ToldFormulation(self._problem, options)
+        else:
+            program = Formulation(self._problem, options, whole=True, by_capacity=by_capacity)
+            if not self.tiny and not by_capacity:
+                program.tighten()
+        add_rows(program, self._rows)
         return program
 
     def keep(self, limit: KeptStage) -> None:
