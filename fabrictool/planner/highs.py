@@ -115,7 +115,7 @@ class _EngineProcess:
         return multiprocessing.current_process().daemon or (self._answers < 0)
 
     def start(self) -> Connection:
-        if self._pipe is None or not self._runs():
+        if self._pipe is None or self._owner != os.getpid():  # after a fork it is somebody else's
             context = multiprocessing.get_context("spawn")
             self._pipe, theirs = context.Pipe()
             self._process = context.Process(target=_serve, args=(theirs,), daemon=True, name="highs")
@@ -125,7 +125,7 @@ class _EngineProcess:
         return self._pipe
 
     def _runs(self) -> bool:
-        return self._pipe is not None and self._owner == os.getpid()  # after a fork it is somebody else's
+        return self._pipe is not None and self._owner == os.getpid()
 
     def ask(self, program: MixedProgram, limits: SearchLimits, left_s: Callable[[], float]) -> Searched | None:
         if not self._runs() and left_s() < STARTS_S:

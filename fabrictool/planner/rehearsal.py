@@ -79,47 +79,70 @@ class Rehearsal:
     def __init__(self) -> None:
         self._ours: Connection | None = None
         self._copy: ProcessCopy | None = None
+        self._sending: Thread | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._copy is not None:
+            self._copy.close()  # with it ends what is still being sent
+        if self._sending is not None:
+            self._sending.join()
         if self._ours is not None:
             self._ours.close()
-            self._ours = None
-        if self._copy is not None:
-            self._copy.close()
+        self._ours = self._copy = self._sending = None
 
     def begin(self) -> None:
         """Have a copy load what will be needed, where one is safe; the sooner, the less this process has loaded."""
-        if may_copy():
+        if self._ours is None and may_copy():
             with suppress(OSError):  # no descriptor is left for a pipe
                 self._begin()
 
     def prepare(self, blueprint: Blueprint, inventory: Inventory, problem: PlacementProblem) -> None:
-        """Have what will be played of `problem` be ready for it: in the copy that began, or in this process."""
-        if self._ours is None or len(problem.options) > MOST_OPTIONS:
-            self.__exit__()
+        """Have what will be played of `problem` be ready for it: in a copy, or in this process."""
+        if len(problem.options) <= MOST_OPTIONS:
+            self.begin()
+        else:
+            self.close()
+        if self._ours is None:
             Thread(target=import_module, args=[PLAYERS]).start()
         elif (least := _least_asked(blueprint, inventory, problem)) is not None:
-            with suppress(OSError):  # the copy is gone, as will be seen
-                # What numba has compiled is read from the disk when it is first called.
-                self._ours.send((least, False))
+            # What numba has compiled is read from the disk when it is first called.
+            self._send((least, False))
 
     def play(self, asked: Asked) -> Result:
-        result = self._elsewhere(asked) if self._ours is not None else None
+        result = self._elsewhere(asked)
         return play(asked) if result is None else result
 
     def _elsewhere(self, asked: Asked) -> Result | None:
-        """None where the copy is gone, or says nothing for long: then there is none any more."""
-        with suppress(EOFError, OSError):
-            if self._ours is not None:
-                self._ours.send((asked, True))
-                if self._ours.poll(PATIENCE_S):
-                    result: Result = self._ours.recv()
-                    return result
-        self.__exit__()
-        return None
+        """None where there is no copy, it is gone, or it takes nothing and says nothing for long: then it is closed."""
+        result: Result | None = None
+        try:
+            if self._ours is not None and self._is_sent():
+                self._send((asked, True))
+                if self._is_sent() and self._ours.poll(PATIENCE_S):
+                    result = self._ours.recv()
+        except (EOFError, OSError):
+            pass
+        finally:
+            if result is None:  # also at Ctrl-C: an answer that came later would be taken for another's
+                self.close()
+        return result
+
+    def _send(self, message: tuple[Asked, bool]) -> None:
+        """In a thread: a pipe that is full waits for its reader."""
+        if self._ours is not None:
+            self._sending = Thread(target=_sent, args=[self._ours, message], daemon=True)
+            self._sending.start()
+
+    def _is_sent(self) -> bool:
+        if self._sending is not None:
+            self._sending.join(PATIENCE_S)
+        return self._sending is None or not self._sending.is_alive()
 
     def _begin(self) -> None:
         from multiprocessing.connection import Pipe  # noqa: PLC0415 - --help must not pay for it
@@ -143,6 +166,11 @@ class Rehearsal:
             raise
         finally:
             theirs.close()
+
+
+def _sent(pipe: Connection, message: tuple[Asked, bool]) -> None:
+    with suppress(OSError):  # the copy is gone, as will be seen
+        pipe.send(message)
 
 
 def _least_asked(blueprint: Blueprint, inventory: Inventory, problem: PlacementProblem) -> Asked | None:

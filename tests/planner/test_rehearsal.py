@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,36 @@ def test_a_copy_that_is_stopped_is_left_alone(asked, elsewhere, monkeypatch):
         assert children() == before
         stopped.play(asked)
     assert elsewhere == [os.getpid()] * 2
+
+
+def test_a_copy_that_reads_nothing_stops_nobody(asked, elsewhere, monkeypatch):
+    """More is handed over than a pipe takes before somebody reads it."""
+    before = children()
+    monkeypatch.setattr(rehearsal, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(rehearsal, "_least_asked", lambda *_: b"x" * 10_000_000)
+    with Rehearsal() as stopped:
+        stopped.begin()
+        signal.pidfd_send_signal(stopped._copy.descriptor, signal.SIGSTOP)
+        stopped.prepare(asked.blueprint, asked.inventory, asked.problem)
+        stopped.play(asked)
+        assert children() == before
+    assert elsewhere == [os.getpid()]
+    with Rehearsal() as closed:
+        closed.begin()
+        signal.pidfd_send_signal(closed._copy.descriptor, signal.SIGSTOP)
+        closed.prepare(asked.blueprint, asked.inventory, asked.problem)
+    assert children() == before
+    assert threading.active_count() == 1
+
+
+def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next(asked, monkeypatch):
+    with begun(asked) as copied:
+        with monkeypatch.context() as patch:
+            patch.setattr(type(copied._ours), "poll", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                copied.play(asked)
+        other = replace(asked, models=["m"], surviving=[])
+        assert set(copied.play(other).played) == {"m"}
 
 
 def test_where_no_descriptor_is_left_it_is_played_here(asked, elsewhere, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.instances import synthetic
-from fabrictool.planner.problem import Level, ModelNeed, Option
+from fabrictool.planner.problem import Level, ModelNeed, Option, ResourceLimit
 from fabrictool.planner.solvers import programs, splitting
 from fabrictool.planner.solvers.exact import ExactSolver
 from fabrictool.planner.solvers.load_grid import Ladder, best_split, either_way, replicas, shared, side_by_side, wider
@@ -180,7 +180,11 @@ def test_what_tells_areas_apart_is_seen():
         {"options": instance.options[1:]},
         {"transfers": instance.transfers | {(model, one, two): replace(way, seconds=way.seconds + 1)}},
         {"transfers": {key: its for key, its in instance.transfers.items() if key != (model, one, two)}},
-        {"needs": (replace(need, pins=((first.pool.cluster, ""),)), *instance.needs[1:])},
+        {"needs": (replace(need, pins={(first.pool.cluster, ""): 1}), *instance.needs[1:])},
+        {"limits": (ResourceLimit("a", "cost", "cost", 9.0, frozenset({first.pool.key})),)},
+        {"pools": (replace(instance.pools[0], price_per_node_hour=99.0), *instance.pools[1:])},
+        {"needs": (replace(need, spread_sites=True), *instance.needs[1:])},
+        {"fixed": {last.key: 1}},
         {"current": {last.key: 1}},
         {"taken": {(first.pool.key, 1): 1}},
         {"outages": (frozenset({first.pool.key}),)},

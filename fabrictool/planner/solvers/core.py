@@ -41,6 +41,7 @@ LATE_S = 1.5
 class Core:
     """What the relaxation says of a problem."""
 
+    problem: PlacementProblem
     relaxed: Formulation
     """That relaxation, with no stage kept."""
     options: Sequence[int]
@@ -63,6 +64,10 @@ class Core:
     """That all of them took once, by the search's clock; 0: it has none."""
     rows: Sequence[CapacityRow]
     """That whole replicas keep: what the relaxation was told of them."""
+
+    def kept(self, stage: str, name: str) -> float:
+        """What one stage was kept within when the one called `name`, after it, was relaxed."""
+        return _kept(self.problem, stage, self.lowest.get(stage, 0.0), name)
 
 
 def core_of(problem: PlacementProblem, relaxed: Formulation, work: StepwiseWork, seed: int, *, closely: bool) -> Core:
@@ -94,14 +99,14 @@ def core_of(problem: PlacementProblem, relaxed: Formulation, work: StepwiseWork,
     if closely and not work.ended and cuts.add(*relaxations.answers):
         close = _relaxations(problem, relaxed, felt, lambda name: _cut(cuts, lambda: step(name, 1 + units, 0.0)))
         # What tidying up comes to at least was computed with earlier stages below what they can be.
-        if close.lowest.keys() >= set(felt) and not work.ended:
-            relaxations = replace(close, moved=relaxations.moved)
+        relaxations = close if close.lowest.keys() >= set(felt) and not work.ended else relaxations
     chosen = relaxations.core | {
         i for i, o in enumerate(problem.options) if o.key in problem.fixed or o.key in problem.current
     }
     for need in problem.needs:
         chosen |= {i for i in problem.of(need.model) if any(problem.options[i].pool.within(*pin) for pin in need.pins)}
     return Core(
+        problem,
         relaxed,
         sorted(chosen),
         sorted(chosen | relaxations.wide),
@@ -151,6 +156,11 @@ class _Relaxations:
             self.wide |= {i for _, i in options[:WIDE]} if name in BY_CAPACITY else set()
 
 
+def _kept(problem: PlacementProblem, stage: str, least: float, name: str) -> float:
+    share = spared(problem, [stage]).get(stage, 0.0) if name == "moves" else 0.0
+    return least + max(slack(problem, stage, least), share * least)
+
+
 def _relaxations(
     problem: PlacementProblem,
     relaxed: Formulation,
@@ -160,13 +170,12 @@ def _relaxations(
     """Of each stage with those before at their least, as far as `solved` gives them."""
     relaxations = _Relaxations()
     for name in names:
-        for stage, share in spared(problem, relaxations.lowest).items() if name == "moves" else ():
-            relaxed.keep(stage, relaxations.lowest[stage] * (1.0 + share))
+        for stage, least in relaxations.lowest.items():
+            relaxed.keep(stage, _kept(problem, stage, least, name))
         answer = solved(name)
         if answer is None:
             break
         relaxations.add(problem, relaxed, name, answer)
-        relaxed.keep(name, answer.objective + slack(problem, name, answer.objective))
     for name in relaxations.lowest:
         relaxed.keep(name, math.inf)
     return relaxations
@@ -176,10 +185,13 @@ def _cut(cuts: CapacityCuts, step: Callable[[], ProgramSolution | None]) -> Prog
     """What a stage comes to with rows that whole replicas keep, as many as raise it; None: there was no time."""
     answer: ProgramSolution | None = None
     for _ in range(CUT_ROUNDS):
-        before, above = answer, step()
-        if above is None:  # no time; or with these rows stages before cannot be at their least
+        before = answer
+        try:
+            answer = step() or before
+        except FabrictoolError:  # no numbers that can be trusted, of rows that nobody needs
             break
-        answer = above
+        if answer is None or answer is before:  # no time; or with these rows stages before cannot be at their least
+            break
         if before is not None and answer.objective - before.objective <= GAIN * answer.objective:
             break
         if not cuts.add(answer):

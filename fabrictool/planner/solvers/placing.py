@@ -187,9 +187,7 @@ class PlacementSearch:
 
     def _relaxed_bound(self, name: str) -> float:
         lowest = self._core.lowest
-        if name in lowest and all(
-            self._total(n) <= lowest.get(n, 0.0) + rounding(self._total(n)) for n in self._values
-        ):
+        if name in lowest and all(limit.most <= self._core.kept(limit.name, name) for limit in self._limits.values()):
             self._programs.learn(self._core.prices[name])
             return lowest[name]  # each stage before is at its own least
         if not self._core.whole or (self._work.ended and name in TIDYING):

@@ -110,18 +110,18 @@ class DeviceSplits:
         for cells, most in ((FIRST_CELLS, FIRST_TRIES), (CELLS, math.inf)):
             if not self._ask_tables(steps, cells, prices):
                 return
+            bound, shares = self._best()
+            yield bound, None
             tried, known = 0, False
-            while tried < most and not known:
-                bound, shares = self._best()
-                if not shares:
-                    return
-                yield bound, None
+            while shares and tried < most and not known:
                 known = all(part in self._known for part in enumerate(shares))
                 if not self._place(steps, shares):
                     return
-                yield bound, self._counts(shares)
+                counts = self._counts(shares)
+                bound, shares = self._best()  # what was placed says more, and that belongs to its step
+                yield bound, counts
                 tried += 1
-            if known:
+            if known or not shares:
                 return
 
     def _best(self) -> tuple[float, list[Devices]]:

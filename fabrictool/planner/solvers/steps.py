@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+import os
+import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -67,19 +69,29 @@ class EngineSteps:
         """What SCIP finds within its limits, of each program, side by side; None where the clock ended it."""
         seconds = min(LEAST_LP_S, max(0.0, self.work.for_steps_s()) / PATIENCE)
 
-        def answer(program: Formulation) -> ProgramSolution | None:
-            try:
-                return program.minimise(name, seconds=seconds, seed=self.seed, gap=gap, nodes=nodes)
-            except FabrictoolError:  # nothing was found within the limits, or no numbers that can be trusted
-                return None
+        answers: dict[int, ProgramSolution] = {}
+        waiting = iter(list(enumerate(programs)))
 
-        with ThreadPoolExecutor(len(programs)) as threads:
-            answers = list(threads.map(answer, programs))
-        if self.work.for_steps_s() <= 0.0 or not all(its is None or its.in_time for its in answers):
+        def answer() -> None:
+            for at, program in waiting:
+                with suppress(FabrictoolError):  # nothing within the limits, or no numbers that can be trusted
+                    result = program.minimise(name, seconds=seconds, seed=self.seed, gap=gap, nodes=nodes)
+                    if result is not None:
+                        answers[at] = result
+
+        # Not a pool, whose end would wait for its threads: Ctrl-C is heard while one of these is waited for.
+        threads = [threading.Thread(target=answer, daemon=True) for _ in programs[1 : os.cpu_count() or 1]]
+        for thread in threads:
+            thread.start()
+        answer()
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(0.2)
+        if self.work.for_steps_s() <= 0.0 or not all(its.in_time for its in answers.values()):
             self.work.cut()
             return None
         self.work.done(sum(program.program.columns for program in programs) // COLUMNS_PER_UNIT)
-        return answers
+        return [answers.get(at) for at in range(len(programs))]
 
 
 def nudge(program: Formulation, name: str) -> Sequence[tuple[int, float]]:
