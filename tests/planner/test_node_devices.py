@@ -175,3 +175,14 @@ def test_a_rule_is_kept_wherever_it_can_be_whatever_runs(seed):
     devices = given(specs, replace(WantedNodes(needed), needed=needed), running, nodes)
     fits(devices, specs)
     assert all(len(nodes_of(devices, model)) >= least for model, least in needed.items()) == possible
+
+
+def test_what_only_reads_prompts_has_no_node_of_its_own_and_makes_room():
+    """Both that answer have room on one node only, until one of these moves."""
+    running = [gpu("m/0", 4, (0, 1, 2, 3))]
+    running += [gpu(f"k/{n}", 2, its, phase="prefill") for n, its in ((1, (8, 9)), (3, (10, 11)))]
+    answering = [gpu("k/0", 2), gpu("k/2", 2)]
+    specs = [*answering, *(msgspec.structs.replace(spec, device_indices=()) for spec in running)]
+    devices = given(specs, WantedNodes({"k": 2}, {"k": 2}), running)
+    fits(devices, specs)
+    assert len({devices[spec.replica][0] // SIZE for spec in answering}) == 2
