@@ -179,6 +179,10 @@ class DeviceChoice:
             taken |= set(indices)
         return chosen
 
+    def fits(self, wanted: Mapping[str, int]) -> bool:
+        """Whether all have room with models on so many nodes, if whatever runs may move."""
+        return self._packed(wanted, {}) is not None
+
     def _packed(
         self, wanted: Mapping[str, int], kept: Mapping[str, tuple[int, ...]]
     ) -> dict[str, tuple[int, ...]] | None:
