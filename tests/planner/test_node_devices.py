@@ -1,5 +1,6 @@
 """On which nodes replicas get their devices: apart where that is wanted, and nothing that runs moves for a wish."""
 
+import itertools
 import random
 from collections import Counter
 from dataclasses import replace
@@ -11,8 +12,11 @@ from fabrictool.blueprint import load
 from fabrictool.domain.inventory import Inventory
 from fabrictool.planner.device_choice import WantedNodes
 from fabrictool.planner.devices import with_devices
+from fabrictool.planner.node_spread import crowded, nodes_used
+from fabrictool.planner.problem import ModelNeed
 from tests.planner.fabrics import write_fabric
 from tests.planner.test_diff import agent
+from tests.planner.test_exact import option, pool, problem
 from tests.planner.test_node_spread import ways
 from tests.seeds import seeds
 
@@ -248,3 +252,45 @@ def test_a_rule_of_two_partitions_is_kept_wherever_it_can_be_whatever_runs(seed)
     assert all(len(devices[spec.replica]) == spec.devices for spec in specs)
     answering = {spec.replica: devices[spec.replica] for spec in specs if spec.phase != "prefill"}
     assert all(len(nodes_of(answering, model)) >= least for model, least in needed.items())
+
+
+def drawn_full(rng):
+    """Larger partitions that are nearly full, and replicas by option in them; as many nodes are wanted as there can be
+    by number, or a few less.
+    """
+    nodes = {"n": rng.randint(2, 8), "more": rng.randint(2, 8)}
+    pools = {name: replace(pool("a", nodes=most, per_node=SIZE), partition=name) for name, most in nodes.items()}
+    every = [option(model, pools[name], tp=rng.choice((1, 1, 2, 4))) for model in "klmo" for name in nodes]
+    plain = problem([ModelNeed(model, 0.0, 0, 99) for model in "klmo"], every, [pools["more"], pools["n"]])
+    options = plain.options
+    free, counts = {name: [SIZE] * most for name, most in nodes.items()}, Counter()
+    for _ in range(60):
+        at = rng.randrange(len(options))
+        room, size = free[options[at].pool.partition], options[at].tp
+        able = [node for node, its in enumerate(room) if its >= size]
+        if able:
+            room[rng.choice(able)] -= size
+            counts[at] += 1
+    needs = []
+    for model in "klmo":
+        placed = [(options[at], number) for at, number in counts.items() if options[at].model == model]
+        least = max(0, sum(nodes_used(plain, placed).values()) - rng.choice((0, 0, 1, 2)))
+        needs.append(ModelNeed(model, 0.0, least, 99, spread_nodes=True))
+    return nodes, replace(plain, needs=tuple(needs)), counts
+
+
+@seeds(60, drawn=20, long=2000)
+def test_a_placement_that_is_allowed_gets_devices_that_keep_the_rule(seed):
+    """Else a plan would end with FT2903."""
+    nodes, instance, counts = drawn_full(random.Random(seed))
+    if crowded(instance, counts):
+        return
+    numbers = itertools.count()
+    options = [instance.options[at] for at, number in counts.items() for _ in range(number)]
+    specs = [
+        msgspec.structs.replace(gpu(f"{its.model}/{next(numbers)}", its.tp), partition=its.pool.partition)
+        for its in options
+    ]
+    needed = {need.model: need.minimum for need in instance.needs if need.minimum > 1}
+    devices = given(specs, WantedNodes(dict.fromkeys(needed, 2), needed), nodes=nodes["n"], more=nodes["more"])
+    assert all(len(nodes_of(devices, model)) >= least for model, least in needed.items())
