@@ -26,7 +26,7 @@ from fabrictool.planner.verify import violations
 from fabrictool.planner.weights import planned_flows, planned_rates, weighted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from fabrictool.domain.plan import Forecast, Placement
     from fabrictool.planner.build import Tables
@@ -205,11 +205,15 @@ def _placed(situation: Situation, problem: PlacementProblem, solution: Solution)
     """The solution with names; raises FT2903 when it breaks a rule after all."""
     placement = assign(problem, solution, situation.names, situation.unseen)
     blind = situation.blind | {replica.cluster for replica in situation.unseen}
-    broken = violations(situation.blueprint, situation.inventory, placement, blind, situation.now)
+    refuse_broken(violations(situation.blueprint, situation.inventory, placement, blind, situation.now))
+    return placement
+
+
+def refuse_broken(broken: Sequence[str]) -> None:
+    """Raises FT2903 with the rules that are broken, if there are any."""
     if broken:
         hint = "this is a bug of the planner: report it with blueprint and inventory"
         raise FabrictoolError.of(BROKEN_RULE, f"the placement breaks a rule: {'; '.join(broken)}", hint=hint)
-    return placement
 
 
 def _last(search: Iterator[Solution], progress: Callable[[Solution], None] | None) -> tuple[Solution, bool]:

@@ -179,6 +179,10 @@ class DeviceChoice:
             taken |= set(indices)
         return chosen
 
+    def fits(self, wanted: Mapping[str, int]) -> bool:
+        """Whether all have room with models on so many nodes, if whatever runs may move."""
+        return self._packed(wanted, {}) is not None
+
     def _packed(
         self, wanted: Mapping[str, int], kept: Mapping[str, tuple[int, ...]]
     ) -> dict[str, tuple[int, ...]] | None:
@@ -191,11 +195,11 @@ class DeviceChoice:
         own: list[tuple[int, ...]] = []
         """By block: its devices now, where they are of one node."""
         for spec in sorted(self.specs, key=lambda spec: (-spec.tp * spec.dp, spec.replica)):
-            apart = left.get(spec.model, 0) > 0
-            left[spec.model] = left.get(spec.model, 0) - 1
             size = spec.devices // spec.on_nodes
             now = kept.get(spec.replica, ())
             for first in range(0, size * spec.on_nodes, size):
+                apart = left.get(spec.model, 0) > 0 and spec.phase != "prefill"
+                left[spec.model] = left.get(spec.model, 0) - apart
                 its = now[first : first + size]
                 standing = self._nodes_of([its]) if its else set[int]()
                 blocks.append(Block(spec.model, size, apart, next(iter(standing)) if len(standing) == 1 else None))

@@ -17,12 +17,16 @@ from fabrictool.catalog import accelerators
 from fabrictool.domain.specs import lasting
 from fabrictool.planner.device_choice import NO_NODES, DeviceChoice, WantedNodes
 from fabrictool.planner.lost_together import keeps_apart, may_share_a_node
+from fabrictool.planner.packing import as_far_apart
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping
 
     from fabrictool.domain.inventory import Inventory, Partition
     from fabrictool.domain.specs import AgentSpec
+
+PlaceKey = tuple[str, str]
+"""(cluster, partition)."""
 
 _VARIABLES = {"NVIDIA": "CUDA_VISIBLE_DEVICES", "AMD": "ROCR_VISIBLE_DEVICES"}
 """Vendor → what restricts a process to some devices (CUDA programming guide; ROCm documentation)."""
@@ -49,32 +53,62 @@ def with_devices(
     new session whatever they are told. What starts anew gets devices that nobody holds, as long as there are some;
     then those of its own former; then those of others, which must end first (`fabrictool.planner.diff`).
     """
-    groups: dict[tuple[str, str], list[AgentSpec]] = defaultdict(list)
+    groups: dict[PlaceKey, list[AgentSpec]] = defaultdict(list)
     for spec in wanted:
         groups[spec.cluster, spec.partition].append(spec)
-    held: dict[tuple[str, str], set[int]] = defaultdict(set)
+    held: dict[PlaceKey, set[int]] = defaultdict(set)
     for spec in living:
         held[spec.cluster, spec.partition] |= set(spec.device_indices)
-    placed = []
-    sure = {place: _nodes_at_most(inventory, place, specs) for place, specs in groups.items()}
-    for (cluster, partition), specs in groups.items():
-        nodes = _nodes(inventory, cluster, partition)
-        if not nodes:
-            placed += specs
-            continue
-        elsewhere = sum((number for place, number in sure.items() if place != (cluster, partition)), Counter[str]())
-        counts = inventory.clusters[cluster].partitions[partition].tier == "owned"
-        here = nodes_wanted.beside(elsewhere) if counts else replace(nodes_wanted, needed={})
-        choice = DeviceChoice(specs, running, held[cluster, partition], nodes, here)
-        chosen = choice.devices(_kept(specs, running, renewed, nodes))
-        sure[cluster, partition] = Counter(
-            {spec.model: len(choice.used(spec.model, chosen)) for spec in specs if counts}
-        )
-        placed += [msgspec.structs.replace(spec, device_indices=chosen.get(spec.replica, ())) for spec in specs]
-    return placed
+    choices = {
+        place: DeviceChoice(specs, running, held[place], nodes, NO_NODES)
+        for place, specs in groups.items()
+        if (nodes := _nodes(inventory, *place))
+    }
+    at_most = {place: _nodes_at_most(inventory, place, specs) for place, specs in groups.items()}
+    sure, chosen = dict(at_most), dict[str, tuple[int, ...]]()
+
+    def give(place: PlaceKey, here: WantedNodes) -> None:
+        counts = inventory.clusters[place[0]].partitions[place[1]].tier == "owned"
+        choice = replace(choices[place], wanted=here if counts else replace(here, needed={}))
+        given = choice.devices(_kept(choice.specs, running, renewed, choice.nodes))
+        sure[place] = Counter({spec.model: len(choice.used(spec.model, given)) for spec in choice.specs if counts})
+        chosen.update({spec.replica: given.get(spec.replica, ()) for spec in choice.specs})
+
+    for place in choices:
+        elsewhere = sum((number for other, number in sure.items() if other != place), Counter[str]())
+        give(place, nodes_wanted.beside(elsewhere))
+    every = sum(sure.values(), Counter[str]())
+    if len(choices) > 1 and any(every[model] < least for model, least in nodes_wanted.needed.items()):
+        # Those before had left to one after them what had no room there.
+        for place, its in _shares(choices, at_most, nodes_wanted.needed).items():
+            give(place, replace(nodes_wanted, needed=its))
+    return [
+        msgspec.structs.replace(spec, device_indices=chosen[spec.replica]) if spec.replica in chosen else spec
+        for specs in groups.values()
+        for spec in specs
+    ]
 
 
-def _nodes_at_most(inventory: Inventory, place: tuple[str, str], specs: Iterable[AgentSpec]) -> Counter[str]:
+def _shares(
+    choices: Mapping[PlaceKey, DeviceChoice], at_most: Mapping[PlaceKey, Counter[str]], needed: Mapping[str, int]
+) -> dict[PlaceKey, dict[str, int]]:
+    """Nodes by model that each partition is to have, so that they are enough together; none where no way was seen.
+
+    Shared out as `planner.node_spread` does that allowed the placement.
+    """
+    every = sum(at_most.values(), Counter[str]())
+    spare = {model: every[model] - least for model, least in needed.items() if every[model] >= least}
+    shares: dict[PlaceKey, dict[str, int]] = {}
+    for place, choice in sorted(choices.items(), key=lambda its: its[0]):
+        here = {model: nodes for model, nodes in at_most[place].items() if model in spare}
+        share = as_far_apart(here, spare, choice.fits)
+        if share is None:
+            return {}
+        shares[place] = share
+    return shares
+
+
+def _nodes_at_most(inventory: Inventory, place: PlaceKey, specs: Iterable[AgentSpec]) -> Counter[str]:
     """By model: nodes of a partition on which its replicas are for certain, if those that we choose are chosen so.
 
     Of what counts towards a minimum alone.
@@ -118,7 +152,7 @@ def _alike(now: AgentSpec, spec: AgentSpec) -> bool:
 
 
 def _kept(
-    specs: list[AgentSpec], running: Mapping[str, AgentSpec], renewed: Container[str], nodes: list[list[int]]
+    specs: Iterable[AgentSpec], running: Mapping[str, AgentSpec], renewed: Container[str], nodes: list[list[int]]
 ) -> dict[str, tuple[int, ...]]:
     kept: dict[str, tuple[int, ...]] = {}
     taken: set[int] = set()

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from functools import partial
 from typing import TYPE_CHECKING
 
-from fabrictool.planner.packing import Block, packed
+from fabrictool.planner.packing import Block, as_far_apart, packed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -174,18 +175,17 @@ def crowded(problem: PlacementProblem, counts: Mapping[int, int]) -> frozenset[P
         if not pool.keeps_apart:
             continue
         wanted = {model: its.get(pool.key, 0) for model, its in used.items() if its.get(pool.key)}
-        while wanted and packed(_blocks(problem, pool, counts, wanted), pool.nodes, pool.devices_per_node) is None:
-            model = max(wanted, key=lambda its: (spare[its] if wanted[its] else 0, its))
-            if spare[model] < 1 or not wanted[model]:
-                full.add(pool.key)
-                break
-            wanted[model] -= 1
-            spare[model] -= 1
+        if as_far_apart(wanted, spare, partial(_fits, problem, pool, counts)) is None:
+            full.add(pool.key)
     return frozenset(full)
 
 
 def _placed(problem: PlacementProblem, need: ModelNeed, counts: Mapping[int, int]) -> list[tuple[Option, int]]:
     return [(problem.options[i], counts.get(i, 0)) for i in counts if problem.options[i].model == need.model]
+
+
+def _fits(problem: PlacementProblem, pool: Pool, counts: Mapping[int, int], wanted: Mapping[str, int]) -> bool:
+    return packed(_blocks(problem, pool, counts, wanted), pool.nodes, pool.devices_per_node) is not None
 
 
 def _blocks(problem: PlacementProblem, pool: Pool, counts: Mapping[int, int], wanted: Mapping[str, int]) -> list[Block]:

@@ -12,32 +12,66 @@ from fabrictool.catalog import accelerators
 from fabrictool.domain.specs import AgentSpec, NodePart
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Container, Iterable, Iterator
 
-    from fabrictool.domain.blueprint import Blueprint
+    from fabrictool.domain.blueprint import Blueprint, Model
     from fabrictool.domain.inventory import Inventory
     from fabrictool.domain.specs import UnitSpec
 
 PartitionKey = tuple[str, str]
 
 
-def one_node_sentences(blueprint: Blueprint, inventory: Inventory, specs: Iterable[UnitSpec]) -> Iterator[str]:
-    """What a plan says of them, a line for each model. `survive: node` has words of its own."""
-    by_model: dict[str, list[AgentSpec]] = defaultdict(list)
-    for spec in specs:
-        if isinstance(spec, AgentSpec) and not spec.is_extra and spec.phase != "prefill":
-            by_model[spec.model].append(spec)
+def one_node_sentences(
+    blueprint: Blueprint, inventory: Inventory, specs: Iterable[UnitSpec], unseen: Container[str] = ()
+) -> Iterator[str]:
+    """What a plan says of them, a line for each model; `unseen` are clusters that do not answer. `survive: node` has
+    words of its own.
+    """
+    by_model = _answering(specs)
     for name, model in sorted(blueprint.models.items()):
         mine, least = by_model[name], model.replicas.min
         if least > 1 and model.place.spread == "node":
-            nodes = least_nodes(inventory, mine) if _all_there(inventory, mine) else least
-            if nodes < least:
-                number = f"{nodes} node{'s' if nodes > 1 else ''}"
-                yield f"{name}: its replicas are on {number} for certain, and `spread: node` wants them on {least}"
+            for text in _short(inventory, name, mine, least):
+                hidden = sorted(_hidden(model, mine, unseen))
+                verb = "does" if len(hidden) == 1 else "do"
+                yield f"{text}: {', '.join(hidden)} {verb} not answer" if hidden else text
         elif least > 1 and len(mine) > 1 and model.survive is None:
             yield from _together(inventory, name, mine)
         elif model.place.spread == "node":
             yield f"{name}: `spread: node` asks for as many nodes as `replicas.min`, and that is {least}"
+
+
+def broken_spreads(
+    blueprint: Blueprint, inventory: Inventory, specs: Iterable[UnitSpec], unseen: Container[str]
+) -> Iterator[str]:
+    """What is on too few nodes though we give away all devices that it may have, and what runs moves for the rule."""
+    by_model = _answering(specs)
+    for name, model in sorted(blueprint.models.items()):
+        mine, least = by_model[name], model.replicas.min
+        ours = all(inventory.clusters[spec.cluster].bare for spec in mine)
+        if least > 1 and model.place.spread == "node" and ours and not _hidden(model, mine, unseen):
+            yield from _short(inventory, name, mine, least)
+
+
+def _answering(specs: Iterable[UnitSpec]) -> dict[str, list[AgentSpec]]:
+    by_model: dict[str, list[AgentSpec]] = defaultdict(list)
+    for spec in specs:
+        if isinstance(spec, AgentSpec) and not spec.is_extra and spec.phase != "prefill":
+            by_model[spec.model].append(spec)
+    return by_model
+
+
+def _short(inventory: Inventory, name: str, mine: list[AgentSpec], least: int) -> Iterator[str]:
+    nodes = least_nodes(inventory, mine) if _all_there(inventory, mine) else least
+    if nodes < least:
+        number = f"{nodes} node{'s' if nodes != 1 else ''}"
+        yield f"{name}: its replicas are on {number} for certain, and `spread: node` wants them on {least}"
+
+
+def _hidden(model: Model, mine: Iterable[AgentSpec], unseen: Container[str]) -> set[str]:
+    """Clusters that do not answer and have replicas of a model, or may have some: those that are pinned there."""
+    places = {spec.cluster for spec in mine} | {pin.cluster for pin in model.place.pin}
+    return {cluster for cluster in places if cluster in unseen}
 
 
 def _all_there(inventory: Inventory, mine: Iterable[AgentSpec]) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 MOST_STEPS = 5_000
 """Blocks that are put somewhere before the search for another way ends."""
@@ -41,6 +41,22 @@ def packed(blocks: Sequence[Block], nodes: int, per_node: int) -> list[int] | No
     )  # fmt: skip
     search = _Search([blocks[at] for at in order], nodes, per_node)
     return [where for _, where in sorted(zip(order, search.where, strict=True))] if search.ends_well() else None
+
+
+def as_far_apart(
+    wanted: Mapping[str, int], spare: dict[str, int], fits: Callable[[Mapping[str, int]], bool]
+) -> dict[str, int] | None:
+    """Nodes by model, `wanted` or as many fewer as it takes until it `fits`, and `spare` has so many fewer; None where
+    no model can spare one.
+    """
+    fewer = dict(wanted)
+    while fewer and not fits(fewer):
+        model = max(fewer, key=lambda its: (spare[its] if fewer[its] else 0, its))
+        if spare[model] < 1 or not fewer[model]:
+            return None
+        fewer[model] -= 1
+        spare[model] -= 1
+    return fewer
 
 
 class _Search:

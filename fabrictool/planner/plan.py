@@ -20,7 +20,7 @@ from fabrictool.domain.specs import AgentSpec
 from fabrictool.planner.at_once import planned_at_once
 from fabrictool.planner.build import pools_of, waiting
 from fabrictool.planner.certificate import certificate_of
-from fabrictool.planner.chosen import SearchOptions, best, forecast_of
+from fabrictool.planner.chosen import SearchOptions, best, forecast_of, refuse_broken
 from fabrictool.planner.diff import actions, delete, is_gateway
 from fabrictool.planner.drift import clock_warnings, out_of_reach
 from fabrictool.planner.entitled import unserved_groups
@@ -38,7 +38,7 @@ from fabrictool.planner.loads import start_times
 from fabrictool.planner.lost_together import unkept_losses
 from fabrictool.planner.moving import changed
 from fabrictool.planner.node_parts import with_too_close
-from fabrictool.planner.one_node import one_node_sentences
+from fabrictool.planner.one_node import broken_spreads, one_node_sentences
 from fabrictool.planner.readset import ABSENT, read_set
 from fabrictool.planner.situation import placed_option, situation_of
 from fabrictool.planner.stages import proved
@@ -102,6 +102,8 @@ def plan(
         FT200x with what conflicts and what would resolve it.
     UsageError
         FT2015 a question that is none.
+    FabrictoolError
+        FT2903 the devices that were given away break a rule; and what the search raises.
     """
     evidence = evidence.within(inventory)
     for question in options.why_not:
@@ -114,10 +116,14 @@ def plan(
     keys = evidence.keys_of(blueprint)
     expiring = stranded(blueprint.every_gateway, evidence) | successions(evidence, now)
     wanted = wanted_units(blueprint, inventory, placement, evidence, successors(expiring))
+    specs = [unit.spec for unit in wanted.values()]
+    blind = situation.blind | {replica.cluster for replica in situation.unseen}
+    if not any(replica.stages for replica in placement.replicas):  # whose units name the first of their partitions
+        refuse_broken(list(broken_spreads(blueprint, situation.inventory, specs, blind)))
     currency = currency_of(inventory)
     sentences = _asked(situation, problem, chosen.needed or solution, currency, options)
     why, cut = _until_interrupted(sentences, patient=options.progress is None)
-    steps = actions(wanted, evidence, with_too_close(expiring, (unit.spec for unit in wanted.values()), evidence))
+    steps = actions(wanted, evidence, with_too_close(expiring, specs, evidence))
     forecast = forecast_of(chosen, currency, options.seed)
     return Plan(
         fabric=evidence.fabric,
@@ -136,7 +142,7 @@ def plan(
         reasons=(
             *reasons(problem, solution, currency, forecast.models, options.explain_left_s),
             *standing_sentences(chosen.standing_by, float(blueprint.hysteresis)),
-            *extra_sentences(unit.spec for unit in wanted.values()),
+            *extra_sentences(specs),
             *learned_sentences(situation.learned),
             *why,
         ),
@@ -154,7 +160,7 @@ def plan(
             *(f"{warning.code} {warning.message}" for warning in warnings),
             *unserved_groups(blueprint, inventory, placement, node_loss=options.node_loss),
             *unkept_losses(blueprint, inventory, placement, forecast),
-            *one_node_sentences(blueprint, situation.inventory, (unit.spec for unit in wanted.values())),
+            *one_node_sentences(blueprint, situation.inventory, specs, blind),
             *_without_hours(blueprint),
             *busiest_hours(blueprint, problem, solution),
             *_open_networks(wanted.values()),

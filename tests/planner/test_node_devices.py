@@ -1,5 +1,6 @@
 """On which nodes replicas get their devices: apart where that is wanted, and nothing that runs moves for a wish."""
 
+import itertools
 import random
 from collections import Counter
 from dataclasses import replace
@@ -11,8 +12,11 @@ from fabrictool.blueprint import load
 from fabrictool.domain.inventory import Inventory
 from fabrictool.planner.device_choice import WantedNodes
 from fabrictool.planner.devices import with_devices
+from fabrictool.planner.node_spread import crowded, nodes_used
+from fabrictool.planner.problem import ModelNeed
 from tests.planner.fabrics import write_fabric
 from tests.planner.test_diff import agent
+from tests.planner.test_exact import option, pool, problem
 from tests.planner.test_node_spread import ways
 from tests.seeds import seeds
 
@@ -175,3 +179,118 @@ def test_a_rule_is_kept_wherever_it_can_be_whatever_runs(seed):
     devices = given(specs, replace(WantedNodes(needed), needed=needed), running, nodes)
     fits(devices, specs)
     assert all(len(nodes_of(devices, model)) >= least for model, least in needed.items()) == possible
+
+
+def test_what_only_reads_prompts_has_no_node_of_its_own_and_makes_room():
+    """Both that answer have room on one node only, until one of these moves."""
+    running = [gpu("m/0", 4, (0, 1, 2, 3))]
+    running += [gpu(f"k/{n}", 2, its, phase="prefill") for n, its in ((1, (8, 9)), (3, (10, 11)))]
+    answering = [gpu("k/0", 2), gpu("k/2", 2)]
+    specs = [*answering, *(msgspec.structs.replace(spec, device_indices=()) for spec in running)]
+    devices = given(specs, WantedNodes({"k": 2}, {"k": 2}), running)
+    fits(devices, specs)
+    assert len({devices[spec.replica][0] // SIZE for spec in answering}) == 2
+
+
+def test_a_partition_makes_up_for_what_another_has_no_room_for():
+    """There are two nodes for both in the second one by number, and one beside what fills the other."""
+    beside = [
+        msgspec.structs.replace(gpu(name, tp), partition="more") for name, tp in (("l/3", 2), ("l/4", 2), ("k/0", 4))
+    ]
+    specs = [*(gpu(f"l/{n}") for n in range(3)), *beside]
+    for order in (specs, specs[::-1]):
+        assert len(nodes_of(given(order, WantedNodes({"l": 2}, {"l": 4}), more=2), "l")) == 4
+
+
+def drawn_in_two(rng):
+    """Specs that fit two partitions, some of which only read prompts or stand on two nodes; those of them that run."""
+    nodes = {"n": rng.randint(1, 3), "more": rng.randint(1, 3)}
+    sizes = {(model, name): rng.choice((1, 1, 2, 4)) for model in "klm" for name in nodes}
+    free = dict.fromkeys(range(sum(nodes.values())), SIZE)
+    specs, running = [], []
+    for model in rng.choices("klm", k=rng.randint(3, 8)):
+        name = rng.choice(("n", "more"))
+        size, stages = sizes[model, name], rng.choice((1, 1, 1, 2))
+        here = range(nodes["n"]) if name == "n" else range(nodes["n"], len(free))
+        able = [at for at in here if free[at] >= size]
+        if len(able) < stages:
+            continue
+        its = rng.sample(able, stages)
+        indices = tuple(at * SIZE + SIZE - free[at] + n for at in its for n in range(size))
+        for at in its:
+            free[at] -= size
+        spec = gpu(
+            f"{model}/{len(specs)}", size, pp=stages, phase=rng.choice(("unified", "unified", "unified", "prefill"))
+        )
+        spec = msgspec.structs.replace(spec, partition=name, devices=size * stages, nodes=stages)
+        specs.append(spec)
+        if rng.random() < 0.3:
+            running.append(msgspec.structs.replace(spec, device_indices=indices))
+    return nodes, rng.sample(specs, len(specs)), running
+
+
+def most_nodes(specs, nodes):
+    """What is possible of nodes by model that answers, in both partitions."""
+    answering = {spec.model for spec in specs if spec.phase != "prefill"}
+    in_each = []
+    for name, number in nodes.items():
+        here = [spec for spec in specs if spec.partition == name]
+        blocks = [(spec.model if spec.phase != "prefill" else "", spec.tp) for spec in here for _ in range(spec.pp)]
+        in_each.append(
+            [Counter(its for held in way for its in {model for model, _ in held}) for way in ways(blocks, number, SIZE)]
+        )
+    return [{model: a[model] + b[model] for model in answering} for a in in_each[0] for b in in_each[1]]
+
+
+@seeds(100, drawn=50, long=3000)
+def test_a_rule_of_two_partitions_is_kept_wherever_it_can_be_whatever_runs(seed):
+    rng = random.Random(seed)
+    nodes, specs, running = drawn_in_two(rng)
+    reached = most_nodes(specs, nodes)
+    needed = {model: least for model, least in rng.choice(reached or [{}]).items() if least > 1}
+    devices = given(specs, WantedNodes(dict.fromkeys(needed, 2), needed), running, nodes["n"], more=nodes["more"])
+    assert all(len(devices[spec.replica]) == spec.devices for spec in specs)
+    answering = {spec.replica: devices[spec.replica] for spec in specs if spec.phase != "prefill"}
+    assert all(len(nodes_of(answering, model)) >= least for model, least in needed.items())
+
+
+def drawn_full(rng):
+    """Larger partitions that are nearly full, and replicas by option in them; as many nodes are wanted as there can be
+    by number, or a few less.
+    """
+    nodes = {"n": rng.randint(2, 8), "more": rng.randint(2, 8)}
+    pools = {name: replace(pool("a", nodes=most, per_node=SIZE), partition=name) for name, most in nodes.items()}
+    every = [option(model, pools[name], tp=rng.choice((1, 1, 2, 4))) for model in "klmo" for name in nodes]
+    plain = problem([ModelNeed(model, 0.0, 0, 99) for model in "klmo"], every, [pools["more"], pools["n"]])
+    options = plain.options
+    free, counts = {name: [SIZE] * most for name, most in nodes.items()}, Counter()
+    for _ in range(60):
+        at = rng.randrange(len(options))
+        room, size = free[options[at].pool.partition], options[at].tp
+        able = [node for node, its in enumerate(room) if its >= size]
+        if able:
+            room[rng.choice(able)] -= size
+            counts[at] += 1
+    needs = []
+    for model in "klmo":
+        placed = [(options[at], number) for at, number in counts.items() if options[at].model == model]
+        least = max(0, sum(nodes_used(plain, placed).values()) - rng.choice((0, 0, 1, 2)))
+        needs.append(ModelNeed(model, 0.0, least, 99, spread_nodes=True))
+    return nodes, replace(plain, needs=tuple(needs)), counts
+
+
+@seeds(60, drawn=20, long=2000)
+def test_a_placement_that_is_allowed_gets_devices_that_keep_the_rule(seed):
+    """Else a plan would end with FT2903."""
+    nodes, instance, counts = drawn_full(random.Random(seed))
+    if crowded(instance, counts):
+        return
+    numbers = itertools.count()
+    options = [instance.options[at] for at, number in counts.items() for _ in range(number)]
+    specs = [
+        msgspec.structs.replace(gpu(f"{its.model}/{next(numbers)}", its.tp), partition=its.pool.partition)
+        for its in options
+    ]
+    needed = {need.model: need.minimum for need in instance.needs if need.minimum > 1}
+    devices = given(specs, WantedNodes(dict.fromkeys(needed, 2), needed), nodes=nodes["n"], more=nodes["more"])
+    assert all(len(nodes_of(devices, model)) >= least for model, least in needed.items())

@@ -5,13 +5,15 @@ import json
 import msgspec
 import pytest
 
-from fabrictool.base.errors import InfeasibleError
+from fabrictool.base.errors import FabrictoolError, InfeasibleError
 from fabrictool.blueprint import load
 from fabrictool.domain.evidence import Evidence
 from fabrictool.domain.observed import ClusterFacts
 from fabrictool.domain.plan import Placement
 from fabrictool.domain.state import State
-from fabrictool.planner.one_node import least_nodes, one_node_sentences
+from fabrictool.planner import units
+from fabrictool.planner.device_choice import NO_NODES
+from fabrictool.planner.one_node import broken_spreads, least_nodes, one_node_sentences
 from fabrictool.planner.plan import PlanOptions, plan
 from fabrictool.planner.verify import violations
 from tests.planner.fabrics import applied
@@ -90,6 +92,9 @@ def test_what_runs_on_one_node_stays_until_it_is_a_rule(tmp_path):
     (replaced,) = moved.changes
     assert replaced.spec.device_indices == (4,)
     assert not told(moved)
+    few = planned(spread, evidence, max_moves=0)
+    assert few.changes == moved.changes, "the placement is the same"
+    assert [text for text in few.warnings if "replaced or deleted beside what --max-moves counts" in text]
 
 
 def test_schedulers_choose_themselves_and_the_plan_says_so(tmp_path):
@@ -164,3 +169,41 @@ def test_units_are_read_whoever_chose_their_devices(tmp_path):
         assert least_nodes(there.inventory, placed) == nodes
         words = list(one_node_sentences(there.blueprint, there.inventory, placed))
         assert (words == []) == (nodes == 2)
+
+
+def together(there):
+    """A plan's replicas with devices of one node."""
+    specs = [action.spec for action in planned(there).actions]
+    return [msgspec.structs.replace(spec, device_indices=(at,)) for at, spec in enumerate(specs)]
+
+
+def test_devices_that_break_the_rule_are_refused_where_we_give_them_away(tmp_path, monkeypatch):
+    there = loaded(tmp_path, m=SPREAD)
+    assert len(planned(there).placement.replicas) == 2
+    monkeypatch.setattr(units.WantedNodes, "by", lambda _models: NO_NODES)
+    with pytest.raises(FabrictoolError) as caught:
+        planned(there)
+    (problem,) = caught.value.problems
+    assert problem.code == "FT2903"
+    assert problem.message.endswith("m: its replicas are on 1 node for certain, and `spread: node` wants them on 2")
+    assert told(planned(loaded(tmp_path))), "a wish is none"
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_what_does_not_answer_is_told_and_not_refused(tmp_path, pinned):
+    there = loaded(tmp_path, m=SPREAD)
+    specs = together(there)
+    assert len(list(broken_spreads(there.blueprint, there.inventory, specs, set()))) == 1
+    if pinned:  # and nothing is remembered to be there
+        there = loaded(tmp_path, m={"place": {"spread": "node", "pin": [{"cluster": "c", "replicas": 2}]}})
+        specs = []
+    assert list(broken_spreads(there.blueprint, there.inventory, specs, {"c"})) == []
+    (text,) = one_node_sentences(there.blueprint, there.inventory, specs, {"c"})
+    assert text.endswith("`spread: node` wants them on 2: c does not answer")
+
+
+def test_what_a_scheduler_may_put_together_is_told_and_not_refused(tmp_path):
+    specs = together(loaded(tmp_path, m=SPREAD))
+    slurm = loaded(tmp_path, "slurm", m=SPREAD)
+    assert list(broken_spreads(slurm.blueprint, slurm.inventory, specs, set())) == []
+    assert len(list(one_node_sentences(slurm.blueprint, slurm.inventory, specs))) == 1

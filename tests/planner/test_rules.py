@@ -9,10 +9,11 @@ from fabrictool.planner.explaining import resolving, rules
 from fabrictool.planner.explaining.alternatives import nearest_unused
 from fabrictool.planner.explaining.rules import price_rules, rule_sentences, rules_of
 from fabrictool.planner.problem import ModelNeed
-from fabrictool.planner.situation import with_model
+from fabrictool.planner.situation import Situation, with_model
 from fabrictool.planner.stages import amount, first_change, values_of, where
 from tests.planner.fabrics import resolver, situation, solved, told
 from tests.planner.test_exact import cheapest_load, fits, option, pool, problem, solve
+from tests.planner.test_one_node import loaded
 
 DEAR = "trust: [alpha]"
 
@@ -101,6 +102,76 @@ def test_only_so_many_rules_are_priced(tmp_path, monkeypatch):
     now, built, solution = priced(tmp_path, "trust: [alpha]\ntier: owned")
     assert len(list(price_rules(now, resolver(built, solution)))) == 1
     assert list(rule_sentences(now, resolver(built, solution), "CHF"))[-1].startswith("1 more rules")
+
+
+# -- with `spread: node` ----------------------------------------------------------------------------------------------
+
+SMALL = {"parallelism": {"tp": 1}, "demand": {"rate": "1 req/s", "input": "500 tok", "output": "100 tok"}}
+LARGE = {
+    "parallelism": {"tp": 2}, "demand": {"rate": "10000 req/s", "input": "500 tok", "output": "100 tok"},
+}  # fmt: skip
+
+
+def two_nodes(folder, *spread, most=4):
+    """Three models of two small replicas, and one that would serve more with all that they leave of two nodes."""
+    large = LARGE | {"replicas": {"min": 1, "max": most}}
+    small = SMALL | {"replicas": {"min": 2, "max": 2}}
+    models = {name: small | ({"place": {"spread": "node"}} if name in spread else {}) for name in "klm"}
+    there = loaded(
+        folder, partitions={"p": {"device": "h100-sxm", "devices_per_node": 8, "nodes": 2}}, **models, n=large
+    )
+    now = Situation(there.blueprint, there.inventory, ("c",), (), {}, 0.0)
+    built, _ = now.build()
+    return now, built, solved(built)
+
+
+def price_of(now, built, solution, words, **more):
+    (price,) = (p for p in price_rules(now, resolver(built, solution, **more)) if (p.rule.model, p.rule.words) == words)
+    return price
+
+
+MOST = "n", "`replicas.max: 4`"
+
+
+def test_what_would_have_no_room_in_its_nodes_is_no_gain(tmp_path):
+    """A fifth has devices, of two nodes one each."""
+    now, built, solution = two_nodes(tmp_path, *"klm")
+    price = price_of(now, built, solution, MOST)
+    assert (price.stage, price.exact, price.at_least) == ("", True, True)
+    sentences = list(rule_sentences(now, resolver(built, solution), "CHF"))
+    (text,) = (text for text in sentences if "n `replicas.max: 4`" in text)
+    assert text == "rules without which nothing better was seen that has room in the nodes: n `replicas.max: 4`"
+    price = price_of(*two_nodes(tmp_path, *"kl"), MOST)
+    assert (price.stage, price.exact, price.at_least) == ("served", True, False), "both of m are on one node then"
+
+
+def test_what_has_room_is_a_gain_of_at_least_so_much(tmp_path):
+    """Four have room, and five have devices: what the rows of that say is not told."""
+    now, built, solution = two_nodes(tmp_path, *"klm", most=3)
+    price = price_of(now, built, solution, ("n", "`replicas.max: 3`"))
+    _, _, four = two_nodes(tmp_path, *"klm")
+    assert (price.stage, price.exact, price.at_least) == ("served", True, True)
+    assert price.gain == pytest.approx(values_of(solution)["served"] - values_of(four)["served"])
+    (text,) = (text for text in rule_sentences(now, resolver(built, solution), "CHF") if text.startswith("n: "))
+    assert text.startswith("n: without `replicas.max: 3` unserved demand would fall by at least ")
+
+
+def test_devices_that_the_plans_search_left_free_are_there_without_a_rule(tmp_path):
+    now, built, solution = two_nodes(tmp_path, "k")
+    (a,) = built.pools
+    price = price_of(now, replace(built, crowded={a.key: 2}), solution, MOST)
+    assert price == price_of(now, built, solution, MOST)
+    assert price.stage == "served"
+
+
+def test_searching_again_keeps_to_the_work_that_there_is(tmp_path, monkeypatch):
+    now, built, solution = two_nodes(tmp_path, *"klm")
+    (rule,) = (rule for rule in rules_of(now.blueprint, built, solution) if (rule.model, rule.words) == MOST)
+    monkeypatch.setattr(rules, "rules_of", lambda *_: [rule])
+    asked = resolver(built, solution, work=1)
+    (price,) = price_rules(now, asked)
+    assert (price.exact, price.late) == (False, True)
+    assert asked.work.spent == 1, "the second search had none left"
 
 
 # -- what was not chosen ----------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """What each rule that a blueprint states costs: the problem is solved again without it.
 
 Within `SMALL` options, and where the placement is proved, by the exact solver; else by the linear relaxation, which
-says less, as whole replicas can make a rule dearer than it says.
+says less, as whole replicas can make a rule dearer than it says. What is solved again has room in its nodes as a plan
+has (`planner.apart_search`); where that took more than one search, a rule may cost more than was seen.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
+from fabrictool.planner.apart_search import searched_apart
 from fabrictool.planner.explaining.resolving import COLUMNS_PER_UNIT, LATE, in_parts
 from fabrictool.planner.explaining.wording import first_difference, told
 from fabrictool.planner.formulation import Formulation
@@ -63,6 +65,8 @@ class RulePrice:
     """Solved again as an integer program, not by the relaxation."""
     late: bool = False
     """Whether there was no work left to find it out."""
+    at_least: bool = False
+    """Whether it may be more: what would be better yet had no room in the nodes as it was put there."""
 
 
 def rules_of(blueprint: Blueprint, problem: PlacementProblem, solution: Solution) -> list[StatedRule]:
@@ -136,19 +140,19 @@ def price_rules(situation: Situation, resolver: Resolver) -> Iterator[RulePrice]
     relaxed: dict[str, float] = {}
     rules = rules_of(situation.blueprint, problem, solution)[:MOST_RULES]
     for work, rule in zip(in_parts(resolver.work, len(rules)), rules, strict=False):
-        without = _without(situation, problem, rule)
+        without = replace(_without(situation, problem, rule), crowded={})
         names = [name for name in user_stages(problem) if name != rule.stage]
-        after = exact = _exactly(resolver, without, work) if proved(solution) else None
-        before = values_of(solution)
-        if after is None:
-            relaxed = relaxed or _relaxed(problem, resolver.seed, work)
+        exact = _exactly(resolver, without, work) if proved(solution) else None
+        before, after = values_of(solution), values_of(exact) if exact is not None else {}
+        if exact is None:
+            relaxed = relaxed or _relaxed(replace(problem, crowded={}), resolver.seed, work)
             before, after = relaxed, _relaxed(without, resolver.seed, work)
         if not (before and after):
             yield RulePrice(rule, "", 0.0, exact=False, late=True)
             continue
         change = first_difference(problem, before, after, names)
         stage, gain = (change[0], -change[1]) if change is not None and change[1] < 0 else ("", 0.0)
-        yield RulePrice(rule, stage, gain, exact is not None)
+        yield RulePrice(rule, stage, gain, exact is not None, at_least=exact is not None and not proved(exact))
 
 
 def _without(situation: Situation, problem: PlacementProblem, rule: StatedRule) -> PlacementProblem:
@@ -160,17 +164,22 @@ def _without(situation: Situation, problem: PlacementProblem, rule: StatedRule) 
 def rule_sentences(situation: Situation, resolver: Resolver, currency: str) -> Iterator[str]:
     """A sentence for each rule that costs something, one for those that do not, and one for those that had no time."""
     free: list[str] = []
+    unknown: list[str] = []
     late: list[str] = []
     for price in price_rules(situation, resolver):
         rule, how = price.rule, "solved again" if price.exact else "by the relaxation"
         if price.stage:
             gain = told(price.stage, price.gain, currency)
             whose = f"{rule.model}: " if rule.model else ""
-            yield f"{whose}without {rule.words} {NOUNS[price.stage]} would fall by {gain} ({how})"
+            least = "at least " if price.at_least else ""
+            yield f"{whose}without {rule.words} {NOUNS[price.stage]} would fall by {least}{gain} ({how})"
         else:
-            (late if price.late else free).append(f"{rule.model} {rule.words}".lstrip())
+            kind = late if price.late else unknown if price.at_least else free
+            kind.append(f"{rule.model} {rule.words}".lstrip())
     if free:
         yield f"rules that cost nothing: {'; '.join(free)}"
+    if unknown:
+        yield f"rules without which nothing better was seen that has room in the nodes: {'; '.join(unknown)}"
     if late:
         yield f"what these rules cost {LATE}: {'; '.join(late)}"
     left = len(rules_of(situation.blueprint, resolver.whole, resolver.solution)) - MOST_RULES
@@ -178,26 +187,39 @@ def rule_sentences(situation: Situation, resolver: Resolver, currency: str) -> I
         yield f"{left} more rules, of models with less demand, are not priced"
 
 
-def _exactly(resolver: Resolver, problem: PlacementProblem, work: StepwiseWork) -> dict[str, float] | None:
-    """Proved values of the users' stages, if they can be had with so much work; the plan is where the search begins."""
+def _exactly(resolver: Resolver, problem: PlacementProblem, work: StepwiseWork) -> Solution | None:
+    """What can be had with so much work, if the first search proves it; the plan is where each search begins."""
     if len(problem.options) > SMALL or not work.more():
         return None
     counts = {resolver.whole.options[i].key: count for i, count in resolver.solution.counts.items()}
     known = {i: counts[option.key] for i, option in enumerate(problem.options) if option.key in counts}
-    within = min(units(SECONDS), work.limit - work.spent) / PER_SECOND
-    last: Solution | None = None
+    warm = replace(resolver.solution, counts=known)
+    end = min(work.limit, work.spent + units(SECONDS))
+
+    def search(asked: PlacementProblem, _before: float) -> tuple[Solution, bool]:
+        if work.spent >= end:
+            raise FabrictoolError.of("FT2902", "no work is left to search again")
+        last = _searched(asked, resolver.seed, work, end - work.spent, warm)
+        work.done(units(last.work))
+        if not (asked.crowded or proved(last)):
+            raise FabrictoolError.of("FT2902", "there was no time to prove it")
+        return last, False
+
     try:
-        search = ExactSolver(work.for_steps_s).solve(
-            problem, deadline_s=within, seed=resolver.seed, warm=replace(resolver.solution, counts=known)
-        )
-        for solution in search:
-            last = solution
-            if solution.stages[-1].name in TIDYING:
-                break
+        _, solution, _ = searched_apart(problem, search)
     except FabrictoolError:  # nothing was found in time
         return None
-    work.done(units(within if last is None else last.work))
-    return values_of(last) if last is not None and proved(last) else None
+    return solution
+
+
+def _searched(problem: PlacementProblem, seed: int, work: StepwiseWork, most: int, warm: Solution) -> Solution:
+    """The solution as it was when all stages of users were settled."""
+    search = ExactSolver(work.for_steps_s).solve(problem, deadline_s=most / PER_SECOND, seed=seed, warm=warm)
+    for solution in search:
+        last = solution
+        if solution.stages[-1].name in TIDYING:
+            break
+    return last
 
 
 def _relaxed(problem: PlacementProblem, seed: int, work: StepwiseWork) -> dict[str, float]:
