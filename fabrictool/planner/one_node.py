@@ -44,12 +44,15 @@ def one_node_sentences(
 def broken_spreads(
     blueprint: Blueprint, inventory: Inventory, specs: Iterable[UnitSpec], unseen: Container[str]
 ) -> Iterator[str]:
-    """What is on too few nodes though we give away all devices that it may have, and what runs moves for the rule."""
+    """What is on too few nodes though we give away all devices, and what runs moves for the rule. Where a scheduler
+    gives some away there are none: what is left elsewhere is then counted in another way than devices are chosen.
+    """
+    if not all(cluster.bare for cluster in inventory.clusters.values()):
+        return
     by_model = _answering(specs)
     for name, model in sorted(blueprint.models.items()):
         mine, least = by_model[name], model.replicas.min
-        ours = all(inventory.clusters[spec.cluster].bare for spec in mine)
-        if least > 1 and model.place.spread == "node" and ours and not _hidden(model, mine, unseen):
+        if least > 1 and model.place.spread == "node" and not _hidden(model, mine, unseen):
             yield from _short(inventory, name, mine, least)
 
 
