@@ -148,7 +148,6 @@ class Rehearsal:
         from multiprocessing.connection import Pipe  # noqa: PLC0415 - --help must not pay for it
 
         ours, theirs = Pipe()
-        self._ours = ours
 
         def answering() -> None:
             ours.close()
@@ -160,7 +159,7 @@ class Rehearsal:
                     theirs.send(result)
 
         try:
-            self._copy = ProcessCopy(answering)
+            self._copy, self._ours = ProcessCopy(answering), ours
         except BaseException:
             ours.close()
             raise

@@ -9,8 +9,9 @@ counts :math:`k` keep this, too (mixed-integer rounding: Nemhauser and Wolsey, 1
 
 Say, a model that less than one replica could serve has one, or is unserved by as much. Of the divisors, the rates of
 what a relaxation uses and parts of them, the one is taken that cuts its answer off by most. On 10,000 devices with more
-demand than they serve this raises the bound of what is unserved by 1.8 %, in seconds; HiGHS takes half a minute for
-1.5 %.
+demand than they serve this raises the bound of what is unserved by 1.3 % in four seconds; HiGHS takes half a minute for
+1.5 %. On 200 of them it is 7 to 16 %, and integer programs that are told of these rows are proved or nearly so at their
+root.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ class _Relaxations:
 
 
 def _kept(problem: PlacementProblem, stage: str, least: float, name: str) -> float:
-    share = spared(problem, [stage]).get(stage, 0.0) if name == "moves" else 0.0
+    share = spared(problem, [stage]).get(stage, 0.0) if name in TIDYING else 0.0  # moves come first of these
     return least + max(slack(problem, stage, least), share * least)
 
 

@@ -68,7 +68,6 @@ class EngineSteps:
     ) -> list[ProgramSolution | None] | None:
         """What SCIP finds within its limits, of each program, side by side; None where the clock ended it."""
         seconds = min(LEAST_LP_S, max(0.0, self.work.for_steps_s()) / PATIENCE)
-
         answers: dict[int, ProgramSolution] = {}
         waiting = iter(list(enumerate(programs)))
 
