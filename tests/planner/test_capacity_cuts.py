@@ -140,3 +140,19 @@ def test_integer_programs_are_told_of_them():
         assert len(program.program.rows()) - before == sum(row.model in models for row in cuts.rows)
         assert program.minimise("served", seconds=60.0, seed=0).objective == pytest.approx(answer.objective, abs=1e-4)
     assert told > 5
+
+
+def test_a_relaxation_bounds_what_was_kept_within_as_much():
+    """Else it is solved once more: with more left unserved than it had, less is in the system at least."""
+    here = pool("a", nodes=60)
+    levels = (Level(1.0, 1.0, True), Level(2.0, 3.0, True))
+    options = [Option(model, here, tp, figures(2.0), levels) for model in "mn" for tp in (1,)]
+    instance = problem([ModelNeed(m, 60.0, 0, 90) for m in "mn"], options, [here], objective=("latency",))
+    search = placing.PlacementSearch(instance, "test", StepwiseWork(1_000), 0)
+    for _ in search.stage("served"):
+        pass
+    least = search._core.lowest["latency"]
+    assert search._relaxed_bound("latency") == least
+    search._limits["served"] = replace(search._limits["served"], most=search._limits["served"].most + 1e-3)
+    search._programs.keep(search._limits["served"])
+    assert search._relaxed_bound("latency") < least - 1e-4

@@ -401,3 +401,21 @@ def test_the_setting_of_thunderserve_is_small_enough():
         partitions = [partition for cluster in clusters for partition in cluster["partitions"].values()]
         devices = [partition["nodes"] * partition["devices_per_node"] for partition in partitions]
         assert np.prod([n + 1 for n in devices]) <= splitting.MOST_SPLITS
+
+
+@pytest.mark.parametrize(("seed", "load"), [(11, 1.0), (17, 0.6), (21, 1.0)])
+def test_a_search_that_a_clock_ends_is_found_again_by_its_work(seed, load, monkeypatch):
+    """With its bounds: what a placement said of them belongs to its step."""
+    monkeypatch.setattr(programs, "TINY", 0)
+    instance = with_twins(fabric(seed, load))
+    ended = 0
+    for calls in range(1, 60):
+        clock = itertools.chain(itertools.repeat(9.0, calls), itertools.repeat(0.0))
+        *_, hurried = ExactSolver(lambda clock=clock: next(clock)).solve(instance, deadline_s=60, seed=0)
+        *_, again = ExactSolver().solve(instance, deadline_s=hurried.work, seed=0)
+        assert again.stages == hurried.stages, calls
+        assert again == hurried, calls
+        ended += hurried.ended
+        if not hurried.ended:
+            break
+    assert ended
