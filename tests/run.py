@@ -1,8 +1,8 @@
 """``make test``: four lanes side by side, because most tests mostly wait; the output of three comes at the end.
 
 =========== ============================================================================================
-testbed     what runs on the Slurm testbed (``tests/bed``)
-processes   what starts sshd and whole fabrics on this machine
+testbed     what runs on the Slurm testbed (``tests/bed``), and beside it the terminal's screens
+processes   what starts sshd and whole fabrics on this machine, and the adapters of clusters
 commands    what calls the command line again and again, gateways and agents
 the others  everything else; its output is seen as it comes
 =========== ============================================================================================
@@ -19,8 +19,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PYTEST = [sys.executable, "-m", "pytest"]
-TESTBED = ["tests/bed"]
-PROCESSES = ["tests/clusters/connections", "tests/e2e", "tests/gitops"]
+TESTBED = ["tests/bed", "tests/tui"]
+PROCESSES = ["tests/clusters", "tests/e2e", "tests/gitops"]
 COMMANDS = ["tests/cli", "tests/docs", "tests/state", "tests/test_install.py", "tests/gateway", "tests/agent"]
 SLOWEST = "--durations=15"
 ENVIRONMENT = os.environ | dict.fromkeys(("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
@@ -36,8 +36,8 @@ def main(arguments):
     if arguments:
         return subprocess.call([*PYTEST, *arguments, "-m", LEFT_OUT])
     lanes = {
-        "the tests on the Slurm testbed": [*PYTEST, "-m", LEFT_OUT, *TESTBED],
-        "the tests that start programs": [*PYTEST, "-m", LEFT_OUT, *PROCESSES],
+        "the tests on the Slurm testbed, and of screens": [*PYTEST, "-m", LEFT_OUT, *TESTBED],
+        "the tests that start programs, and of clusters": [*PYTEST, "-m", LEFT_OUT, *PROCESSES],
         "the tests of the command line, gateways and agents": [*GIVING_WAY, *PYTEST, "-m", LEFT_OUT, *COMMANDS],
     }
     others = [word for path in (*TESTBED, *PROCESSES, *COMMANDS) for word in ("--ignore", path)]
