@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from fabrictool.planner.problem import PlacementProblem, Solution, Solver, StageResult
 
-AFTER_S, AFTER_A_MODEL_S = 0.2, 0.045
+AFTER_S, AFTER_A_MODEL_S = 0.25, 0.045
 """What comes after a search takes so long, and so much more for each model: replay, names, reasons. Measured."""
 MOST_AFTER = 0.4
 """Of the budget, at most."""
