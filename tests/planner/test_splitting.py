@@ -13,7 +13,7 @@ from fabrictool.planner.problem import Level, ModelNeed, Option, ResourceLimit
 from fabrictool.planner.solvers import programs, splitting
 from fabrictool.planner.solvers.exact import ExactSolver
 from fabrictool.planner.solvers.load_grid import Ladder, best_split, either_way, replicas, shared, side_by_side, wider
-from fabrictool.planner.solvers.mirrors import mirrors
+from fabrictool.planner.solvers.mirrors import MOST_MIRRORS, mirrors
 from fabrictool.planner.solvers.splitting import DeviceSplits
 from fabrictool.planner.solvers.steps import EngineSteps
 from fabrictool.planner.stages import in_order
@@ -61,7 +61,9 @@ def with_twins(instance):
     pools = tuple(replace(its, cluster=its.cluster.upper(), site=its.site.upper()) for its in instance.pools)
     by_key = {its.key: its for its in pools}
     options = tuple(replace(option, pool=by_key[other(option.pool.key)]) for option in instance.options)
-    transfers = {(model, other(one), other(two)): way for (model, one, two), way in instance.transfers.items()}
+    transfers = {
+        (model, other(sender), other(taker)): way for (model, sender, taker), way in instance.transfers.items()
+    }
     return replace(
         instance,
         needs=tuple(replace(need, rate=2 * need.rate, maximum=60) for need in instance.needs),
@@ -169,17 +171,35 @@ def test_what_is_known_of_devices_is_known_of_as_many_in_the_other_area():
     assert uneven
 
 
+def test_of_many_areas_that_are_alike_some_pairs_are_swapped():
+    """All orders of them would never be counted to their end."""
+    pools = [pool(name, nodes=1) for name in "abcdefghijklmno"]
+    options = [
+        Option("m", its, 1, figures(1.0), (Level(1.0, 2.0, True),), phase=phase) for its in pools for phase in PHASES
+    ]
+    transfers = {key: way for its in pools for key, way in between("m", its, its).items()}
+    instance = replace(
+        problem([ModelNeed("m", 9.0, 0, 20)], options, pools, objective=("latency",)), transfers=transfers
+    )
+    areas = list(splitting._areas(instance))
+    swaps = mirrors(instance, areas)
+    assert len(areas) == len(pools)
+    assert 1 < len(swaps) <= MOST_MIRRORS
+    devices = tuple(range(len(pools)))
+    assert all(sum(there != at for at, there in enumerate(swap.devices(devices))) == 2 for swap in swaps)
+
+
 def test_what_tells_areas_apart_is_seen():
     """Each of these makes the twins unlike."""
     instance = alike_areas()
     first, last = instance.options[0], instance.options[-1]
-    (model, one, two), way = next(iter(instance.transfers.items()))
+    hand_over, way = next(iter(instance.transfers.items()))
     need = instance.needs[0]
     for change in (
         {"options": (replace(first, levels=first.levels[:-1]), *instance.options[1:])},
         {"options": instance.options[1:]},
-        {"transfers": instance.transfers | {(model, one, two): replace(way, seconds=way.seconds + 1)}},
-        {"transfers": {key: its for key, its in instance.transfers.items() if key != (model, one, two)}},
+        {"transfers": instance.transfers | {hand_over: replace(way, seconds=way.seconds + 1)}},
+        {"transfers": {key: its for key, its in instance.transfers.items() if key != hand_over}},
         {"needs": (replace(need, pins={(first.pool.cluster, ""): 1}), *instance.needs[1:])},
         {"limits": (ResourceLimit("a", "cost", "cost", 9.0, frozenset({first.pool.key})),)},
         {"pools": (replace(instance.pools[0], price_per_node_hour=99.0), *instance.pools[1:])},

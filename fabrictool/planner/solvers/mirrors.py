@@ -9,25 +9,25 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from itertools import islice, permutations, product
+from itertools import combinations, islice
 from typing import TYPE_CHECKING
 
 from fabrictool.planner.solvers.symmetry import key_in, shape
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
     from fabrictool.planner.problem import PlacementProblem, PoolKey
     from fabrictool.planner.solvers.load_grid import Devices
     from fabrictool.planner.solvers.model_tables import Area
 
 MOST_MIRRORS = 24
-"""Of many areas that are alike not all orders are looked at: each one would do."""
+"""Of many areas that are alike not all pairs are swapped: each one would do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mirror:
-    """One order of areas, in which every area stands where one like it stood."""
+    """Two areas that are alike, each in the place of the other."""
 
     pools: tuple[int, ...]
     """By pool: the one that it stands for."""
@@ -47,7 +47,7 @@ class Mirror:
 
 
 def mirrors(problem: PlacementProblem, areas: Sequence[Area]) -> list[Mirror]:
-    """All but the order that is there; none where something runs, or has its place by name."""
+    """Of each pair of areas that are alike; none where something runs, or has its place by name."""
     placed = problem.current or problem.fixed or problem.taken or problem.crowded or problem.apart
     if placed or any(need.pins or need.survive is not None or need.spread_nodes for need in problem.needs):
         return []
@@ -57,10 +57,8 @@ def mirrors(problem: PlacementProblem, areas: Sequence[Area]) -> list[Mirror]:
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for at, area in enumerate(areas):
         groups[_kind(problem, area, here)].append(at)
-    orders = islice(product(*(permutations(alike) for alike in groups.values())), 1, MOST_MIRRORS)
-    before = [at for alike in groups.values() for at in alike]
-    return [_mirror(problem, areas, dict(zip(before, (at for part in order for at in part), strict=True)))
-            for order in orders]  # fmt: skip
+    pairs = (pair for alike in groups.values() for pair in combinations(alike, 2))
+    return [_mirror(problem, areas, *pair) for pair in islice(pairs, MOST_MIRRORS)]
 
 
 def _kind(problem: PlacementProblem, area: Area, here: Mapping[PoolKey, Sequence[int]]) -> Hashable:
@@ -78,18 +76,11 @@ def _kind(problem: PlacementProblem, area: Area, here: Mapping[PoolKey, Sequence
     )
 
 
-def _mirror(problem: PlacementProblem, areas: Sequence[Area], stands_for: Mapping[int, int]) -> Mirror:
-    flat = {key: at for at, key in enumerate(_pools(areas))}
-    there = {
-        key: other
-        for at, area in enumerate(areas)
-        for key, other in zip(area.pools, areas[stands_for[at]].pools, strict=True)
-    }
+def _mirror(problem: PlacementProblem, areas: Sequence[Area], first: int, second: int) -> Mirror:
+    flat = [key for area in areas for key in area.pools]
+    there = {key: key for key in flat}
+    for key, other in zip(areas[first].pools, areas[second].pools, strict=True):
+        there[key], there[other] = other, key
     at = {option.key: i for i, option in enumerate(problem.options)}
     options = {i: at[key_in(option, there[option.pool.key])] for i, option in enumerate(problem.options)}
-    return Mirror(tuple(flat[there[key]] for key in flat), options)
-
-
-def _pools(areas: Sequence[Area]) -> Iterator[PoolKey]:
-    for area in areas:
-        yield from area.pools
+    return Mirror(tuple(flat.index(there[key]) for key in flat), options)
