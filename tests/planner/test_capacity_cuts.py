@@ -37,24 +37,19 @@ def closed(instance, name="served", limit=None):
     return before, answer.objective
 
 
-def test_two_models_do_not_share_one_device():
-    """Half a replica would be enough for each of them."""
-    here = pool("a", nodes=1)
-    options = [Option(model, here, 1, figures(1.0), (Level(1.0, 2.0, True),)) for model in "mn"]
-    needs = [ModelNeed(model, 0.5, 0, 9) for model in "mn"]
-    before, after = closed(problem(needs, options, [here]))
+@pytest.mark.parametrize(
+    ("devices", "able", "rate", "unserved"),
+    [
+        pytest.param(1, 1.0, 0.5, 0.5, id="half a replica would be enough for each"),
+        pytest.param(15, 2.0, 15.0, 1.0, id="8 of 7.5 for one of them, and the other lacks half a replica's rate"),
+    ],
+)
+def test_two_models_do_not_share_a_replica(devices, able, rate, unserved):
+    here = pool("a", nodes=devices)
+    options = [Option(model, here, 1, figures(able), (Level(able, able + 1, True),)) for model in "mn"]
+    before, after = closed(problem([ModelNeed(model, rate, 0, 30) for model in "mn"], options, [here]))
     assert before == pytest.approx(0.0)
-    assert after == pytest.approx(0.5)
-
-
-def test_the_last_of_many_replicas_is_a_whole_one():
-    """7.5 of them for each of two models; of 15 devices one model gets 8, and the other lacks half a replica's rate."""
-    here = pool("a", nodes=15)
-    options = [Option(model, here, 1, figures(2.0), (Level(2.0, 3.0, True),)) for model in "mn"]
-    needs = [ModelNeed(model, 15.0, 0, 30) for model in "mn"]
-    before, after = closed(problem(needs, options, [here]))
-    assert before == pytest.approx(0.0)
-    assert after == pytest.approx(1.0)
+    assert after == pytest.approx(unserved)
 
 
 def closer(seed):
@@ -146,7 +141,7 @@ def test_a_relaxation_bounds_what_was_kept_within_as_much():
     """Else it is solved once more: with more left unserved than it had, less is in the system at least."""
     here = pool("a", nodes=60)
     levels = (Level(1.0, 1.0, True), Level(2.0, 3.0, True))
-    options = [Option(model, here, tp, figures(2.0), levels) for model in "mn" for tp in (1,)]
+    options = [Option(model, here, 1, figures(2.0), levels) for model in "mn"]
     instance = problem([ModelNeed(m, 60.0, 0, 90) for m in "mn"], options, [here], objective=("latency",))
     search = placing.PlacementSearch(instance, "test", StepwiseWork(1_000), 0)
     for _ in search.stage("served"):

@@ -63,7 +63,7 @@ class CapacityCuts:
         self._sides = [(need, side) for need in problem.needs if need.rate for side in _sides(problem, need)]
         """By model, of one in phases by phase: the options that each request needs one of, and their rates."""
         self.rows: list[CapacityRow] = []
-        """That were added."""
+        """All that were added so far, for programs that are told of them, too."""
 
     def add(self, *answers: ProgramSolution) -> bool:
         """Adds rows that cut these answers off; whether there are any."""

@@ -95,11 +95,14 @@ def core_of(problem: PlacementProblem, relaxed: Formulation, work: StepwiseWork,
     )
     if len(relaxations.lowest) < len(names) and not work.ended:
         raise explain_infeasible(problem)
-    cuts = CapacityCuts(problem, relaxed)
-    if closely and not work.ended and cuts.add(*relaxations.answers):
-        close = _relaxations(problem, relaxed, felt, lambda name: _cut(cuts, lambda: step(name, 1 + units, 0.0)))
-        # What tidying up comes to at least was computed with earlier stages below what they can be.
-        relaxations = close if close.lowest.keys() >= set(felt) and not work.ended else relaxations
+    rows: Sequence[CapacityRow] = ()
+    if closely and not work.ended:
+        cuts = CapacityCuts(problem, relaxed)
+        if cuts.add(*relaxations.answers):
+            close = _relaxations(problem, relaxed, felt, lambda name: _cut(cuts, lambda: step(name, 1 + units, 0.0)))
+            # What tidying up comes to at least was computed with earlier stages below what they can be.
+            relaxations = close if close.lowest.keys() >= set(felt) and not work.ended else relaxations
+        rows = cuts.rows
     chosen = relaxations.core | {
         i for i, o in enumerate(problem.options) if o.key in problem.fixed or o.key in problem.current
     }
@@ -117,7 +120,7 @@ def core_of(problem: PlacementProblem, relaxed: Formulation, work: StepwiseWork,
         relaxations.moved,
         whole=all(name in relaxations.lowest for name in felt),
         relaxing_s=sum(took.values()),
-        rows=cuts.rows,
+        rows=rows,
     )
 
 
