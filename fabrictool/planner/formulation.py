@@ -46,7 +46,7 @@ from fabrictool.planner.survival_rows import SurvivalRows
 from fabrictool.planner.tangents import BY_LOAD, DUST, NOTHING, LoadPrices, of_levels
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from fabrictool.domain.specs import Phase
     from fabrictool.planner.fairness import Lacks
@@ -197,16 +197,19 @@ class Formulation:
                 if able and need.rate:
                     self.program.row(need.rate, INFINITY, [*able, (self._unserved[need.model], 1.0)])
 
+    def gain(self, stage: str, answer: ProgramSolution) -> float:
+        """By how much an answer's objective would be less if a kept stage might come to one unit more."""
+        return -float(answer.prices[self._kept[stage]])
+
     def prices(self, name: str, answer: ProgramSolution) -> LoadPrices:
         """Of an answer of a linear program to a stage."""
         demand = {model: float(answer.prices[row]) for model, row in self.rows.demand.items()}
-        kept = {stage: row for stage, row in self._kept.items() if stage in BY_LOAD}
-        stages = {stage: -float(answer.prices[row]) for stage, row in kept.items()}
+        stages = {stage: self.gain(stage, answer) for stage in self._kept if stage in BY_LOAD}
         # Of what may be nothing, any price is true, and one that nobody would pay says the most.
-        stages |= {stage: 2 * max(demand.values()) for stage in kept if self.nothing(stage) is not None}
-        weighing = {stage: weight for stage, weight in stages.items() if weight > DUST}
+        stages |= {stage: 2 * max(demand.values()) for stage in stages if self.nothing(stage) is not None}
+        stages = {stage: weight for stage, weight in stages.items() if weight > DUST}
         decode = {key: float(answer.prices[row]) for key, row in self.rows.decode.items()}
-        return LoadPrices(demand, weighing | ({name: 1.0} if name in BY_LOAD else {}), decode)
+        return LoadPrices(demand, stages | ({name: 1.0} if name in BY_LOAD else {}), decode)
 
     def nothing(self, stage: str) -> float | None:
         """Where a stage is kept at nothing, the slack of that; else None."""
@@ -379,8 +382,9 @@ class Formulation:
                 ways = [(key[1], key[2]) for key in self._handed if key[0] == model and key[side] == pool]
                 reached[frozenset(way[2 - side] for way in ways)].add(pool)
             for there, pools in reached.items():
-                these = [term for i in mine if options[i].phase == phase for term in self._count_in(i, pools)]
-                those = [term for i in mine if options[i].phase == other for term in self._count_in(i, there)]
+                sending = [i for i in mine if options[i].phase == phase and options[i].pool.key in pools]
+                getting = [i for i in mine if options[i].phase == other and options[i].pool.key in there]
+                these, those = ([term for i in its for term in self.count(i)] for its in (sending, getting))
                 program.row(-INFINITY, 0, [*these, *[(c, -most * w) for c, w in those]])
 
     def _group_rows(self, need: ModelNeed, mine: list[int]) -> None:
@@ -408,9 +412,6 @@ class Formulation:
             if reach:
                 groups, unserved = self._asked.get(need.model, []), self._unserved[need.model]
                 self._lacking[need.model] = fair_rows(self.program, need, reach, fairest, unserved, groups)
-
-    def _count_in(self, i: int, pools: Container[PoolKey]) -> Terms:
-        return self.count(i) if self.problem.options[i].pool.key in pools else []
 
     def _link_rows(self) -> None:
         shared: dict[tuple[str, str], Terms] = defaultdict(list)

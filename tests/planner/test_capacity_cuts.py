@@ -83,7 +83,7 @@ def test_what_is_counted_and_what_is_not():
     instance = with_sites(problem(needs, options, [here], objective=("latency",)))
 
     def unserved(work, *, closely):
-        return core_of(instance, relaxation(instance), work, 0, closely=closely).lowest["served"]
+        return core_of(instance, relaxation(instance), work, 0, closely=closely, leans=False).lowest["served"]
 
     work = StepwiseWork(100)
     assert unserved(work, closely=True) == pytest.approx(1.0)
@@ -99,7 +99,9 @@ def test_what_is_counted_and_what_is_not():
 def test_a_search_has_them_where_nothing_runs(monkeypatch):
     asked = []
     real = placing.core_of
-    monkeypatch.setattr(placing, "core_of", lambda *a, closely: asked.append(closely) or real(*a, closely=closely))
+    monkeypatch.setattr(
+        placing, "core_of", lambda *a, closely, **k: asked.append(closely) or real(*a, closely=closely, **k)
+    )
     monkeypatch.setattr(programs, "TINY", 0)
     here, there = pool("a", nodes=40), pool("b", nodes=40)
     options = [Option(model, at, 1, figures(2.0), (Level(2.0, 3.0, True),)) for model in "mn" for at in (here, there)]

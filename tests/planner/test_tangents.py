@@ -217,7 +217,9 @@ def test_asked_again_with_what_its_answers_cost_a_program_comes_to_the_optimum()
 def test_prices_that_are_known_are_kept_once():
     instance = with_slo(1)
     relaxed = Formulation(instance, range(len(instance.options)), whole=False)
-    known = programs.SearchPrograms(instance, core_of(instance, relaxed, StepwiseWork(1_000), 0, closely=False))
+    known = programs.SearchPrograms(
+        instance, core_of(instance, relaxed, StepwiseWork(1_000), 0, closely=False, leans=False)
+    )
     known.by_tangents, before = True, len(known._prices)
     for _ in range(2):
         known.learn(LoadPrices({need.model: 3.5 for need in instance.needs}, {"slo": 1.0}))

@@ -13,15 +13,17 @@ from fabrictool.planner.formulation import BY_CAPACITY, Formulation
 from fabrictool.planner.infeasible import explain_infeasible
 from fabrictool.planner.program import LEAST_LP_S
 from fabrictool.planner.solvers.capacity_cuts import CapacityCuts
+from fabrictool.planner.solvers.leaning import UPRIGHT, leaning
 from fabrictool.planner.solvers.rounding import rounded
 from fabrictool.planner.stages import TIDYING, TIE_BREAK, TOLERANCE, slack, spared, stage_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from fabrictool.planner.problem import PlacementProblem
     from fabrictool.planner.program import ProgramSolution
     from fabrictool.planner.solvers.capacity_cuts import CapacityRow
+    from fabrictool.planner.solvers.leaning import Leaning
     from fabrictool.planner.tangents import LoadPrices
     from fabrictool.planner.work import StepwiseWork
 
@@ -52,8 +54,8 @@ class Core:
     """By stage: what it reaches at best when each stage before is at its own least."""
     prices: dict[str, LoadPrices]
     """By stage: those of that relaxation."""
-    distance: dict[int, float]
-    """By option: what a request/s on it would cost the last stage that users feel, at least."""
+    distance: Mapping[int, float]
+    """By option: what a request/s on it would cost the last stage that users feel, at least, or the one leant to."""
     rounded: dict[int, int]
     """By option: whole counts near those of that stage."""
     moved: dict[int, float]
@@ -64,15 +66,26 @@ class Core:
     """That all of them took once, by the search's clock; 0: it has none."""
     rows: Sequence[CapacityRow]
     """That whole replicas keep: what the relaxation was told of them."""
+    leaning: Leaning
+    """To the second stage, while the first is lowered."""
 
     def kept(self, stage: str, name: str) -> float:
         """What one stage was kept within when the one called `name`, after it, was relaxed."""
         return _kept(self.problem, stage, self.lowest.get(stage, 0.0), name)
 
 
-def core_of(problem: PlacementProblem, relaxed: Formulation, work: StepwiseWork, seed: int, *, closely: bool) -> Core:
+# Wide: a problem with its relaxation, and how far that is gone into.
+def core_of(
+    problem: PlacementProblem,
+    relaxed: Formulation,
+    work: StepwiseWork,
+    seed: int,
+    *,
+    closely: bool,
+    leans: bool,
+) -> Core:
     """The first stage's relaxation is always solved; of large programs those of the others are steps of the search.
-    Then all of them once more, `closely`: with what whole replicas keep.
+    Then all of them once more, `closely`: with what whole replicas keep. `leans`: see `solvers.leaning`.
 
     Raises InfeasibleError FT2001 when the relaxation has no solution.
     """
@@ -103,6 +116,12 @@ def core_of(problem: PlacementProblem, relaxed: Formulation, work: StepwiseWork,
             # What tidying up comes to at least was computed with earlier stages below what they can be.
             relaxations = close if close.lowest.keys() >= set(felt) and not work.ended else relaxations
         rows = cuts.rows
+    lean = UPRIGHT
+    if leans and not work.ended:
+        lean = leaning(relaxed, felt, relaxations.lowest, lambda name: step(name, 1 + units, 0.0))
+    if lean.usage:
+        relaxations.usage, relaxations.distance = lean.usage, lean.distance
+        relaxations.core |= {i for i, replicas in lean.usage.items() if replicas > TOLERANCE}
     chosen = relaxations.core | {
         i for i, o in enumerate(problem.options) if o.key in problem.fixed or o.key in problem.current
     }
@@ -121,6 +140,7 @@ def core_of(problem: PlacementProblem, relaxed: Formulation, work: StepwiseWork,
         whole=all(name in relaxations.lowest for name in felt),
         relaxing_s=sum(took.values()),
         rows=rows,
+        leaning=lean,
     )
 
 
@@ -132,8 +152,8 @@ class _Relaxations:
     prices: dict[str, LoadPrices] = field(default_factory=dict)
     core: set[int] = field(default_factory=set)
     wide: set[int] = field(default_factory=set)
-    distance: dict[int, float] = field(default_factory=dict)
-    usage: dict[int, float] = field(default_factory=dict)
+    distance: Mapping[int, float] = field(default_factory=dict)
+    usage: Mapping[int, float] = field(default_factory=dict)
     """By option: its count in the last stage that users feel."""
     moved: dict[int, float] = field(default_factory=dict)
     answers: list[ProgramSolution] = field(default_factory=list)

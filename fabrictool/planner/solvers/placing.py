@@ -29,7 +29,7 @@ from fabrictool.planner.solvers.core import core_of, with_sites
 from fabrictool.planner.solvers.first import first_placement
 from fabrictool.planner.solvers.part import part_of
 from fabrictool.planner.solvers.parties import parties
-from fabrictool.planner.solvers.programs import SearchPrograms, is_tiny
+from fabrictool.planner.solvers.programs import SearchPrograms, has_few, is_tiny
 from fabrictool.planner.solvers.shares import SLACK, KeptStage
 from fabrictool.planner.solvers.splitting import DeviceSplits
 from fabrictool.planner.solvers.steps import EngineSteps, nudge
@@ -90,7 +90,7 @@ class PlacementSearch:
         self._splits = DeviceSplits.of(problem) if alone and not is_tiny(problem) else None
         # Tables of splits say more than a relaxation, tiny problems are proved, and where something runs time is short.
         closely = not (self._splits or is_tiny(problem) or problem.runs)
-        self._core = core_of(problem, relaxed, work, seed, closely=closely)
+        self._core = core_of(problem, relaxed, work, seed, closely=closely, leans=closely and not has_few(problem))
         self._programs = SearchPrograms(problem, self._core)
         self._tiny, self._all = self._programs.tiny, self._programs.all
         self._is_by_tangents = self._all and self._programs.by_tangents
@@ -361,11 +361,13 @@ class PlacementSearch:
         better, ending = False, ""
         for _ in range(ROUNDS):
             program = self._program(name)
-            result = self._steps.by_highs(program, name, self._enough(name), nodes, self._counts)
+            is_whole = len(program.chosen) == len(self._problem.options)
+            leant = [] if is_whole else self._core.leaning.terms(program, name)
+            result = self._steps.by_highs(program, name, self._enough(name), nodes, self._counts, leant)
             if result is None:
                 return better or None
             ending = result.ending
-            if len(program.chosen) == len(self._problem.options) and math.isfinite(result.bound):
+            if is_whole and math.isfinite(result.bound):
                 # Where HiGHS says that nothing keeps the rules, that is a matter of digits: there is a placement.
                 self._raise_bound(name, min(result.bound, self._total(name)))
             self._told = False
@@ -462,7 +464,8 @@ class PlacementSearch:
         for limit in self._limits.values():
             limit.keep_of(program, models)
         now = {at: self._counts[i] for at, i in enumerate(indices) if self._counts.get(i)}
-        rough = self._steps.by_highs(program, name, PARTY_GAP, PARTY_NODES, now, nudge(program, name))
+        nudges = [*nudge(program, name), *self._core.leaning.terms(program, name, indices)]
+        rough = self._steps.by_highs(program, name, PARTY_GAP, PARTY_NODES, now, nudges)
         if rough is None or rough.values is None:
             return None
         # The integer solver's rows hold to a share of their size; loads are judged by the linear program.

@@ -31,13 +31,17 @@ def is_tiny(problem: PlacementProblem) -> bool:
     return len(problem.options) <= TINY
 
 
+def has_few(problem: PlacementProblem) -> bool:
+    return len(problem.options) <= FEW
+
+
 class SearchPrograms:
     """The relaxation, and two programs in whole numbers: with the loads of replicas, or by their capacity alone."""
 
     def __init__(self, problem: PlacementProblem, core: Core) -> None:
         self._problem, self.relaxed, self._rows = problem, core.relaxed, core.rows
         every = range(len(problem.options))
-        self.tiny, self.all = is_tiny(problem), len(every) <= FEW
+        self.tiny, self.all = is_tiny(problem), has_few(problem)
         # Of a fabric that runs little changes: fewer options are enough, and time is short.
         wide = core.options if problem.runs else core.wide
         self._among: dict[bool, Sequence[int]] = {
