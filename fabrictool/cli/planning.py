@@ -32,9 +32,11 @@ if TYPE_CHECKING:
     from fabrictool.planner.rehearsal import Rehearsal
     from fabrictool.state.fabric import Fabric
 
-LIKELY_LARGE = 30
-"""Models times clusters from which on a search will hardly do without its engine, nor be over before that is there."""
-PATIENCE_S = 2.0
+LIKELY_LARGE, TABLES_FIRST = 30, 1_000
+"""Models times clusters from which on a search will hardly do without its engine, nor be over before that is there; and
+from which on the tables take longer than that does, so that they need both cores first.
+"""
+PATIENCE_S = 1.0
 """A search that takes longer tells how far it is."""
 
 
@@ -234,8 +236,8 @@ def search_options(
     Whoever plays small placements begins before the planner is loaded.
     """
     models = source.blueprint.models.values()
-    large = len(models) * len(source.inventory.clusters) > LIKELY_LARGE
-    if not large:
+    size = len(models) * len(source.inventory.clusters)
+    if size <= LIKELY_LARGE:
         rehearsal.begin()
     from fabrictool.cli.solve_watch import SearchClock, SolverWatch
     from fabrictool.planner.highs import prepare
@@ -246,7 +248,7 @@ def search_options(
     clock = SearchClock(keeps=keeps, budget_s=limit.budget_s, models=replays, explains=explains)
     engine = solver_named(solver, clock)
     by_clock = isinstance(engine, ExactSolver)
-    if by_clock and large:
+    if by_clock and LIKELY_LARGE < size <= TABLES_FIRST:
         prepare()  # while tables are made
     watch = SolverWatch(engine, clock if by_clock else None)
     options = PlanOptions(
@@ -264,16 +266,24 @@ def search_progress(inventory: Inventory) -> Callable[[Solution], None]:
     """A line a better placement on a terminal's stderr, once a search takes long enough to wonder."""
     from fabrictool.planner.explaining.wording import valued
     from fabrictool.planner.plan import currency_of
+    from fabrictool.planner.stages import TIDYING
 
     began, currency = time.monotonic(), currency_of(inventory)
+    shown = ""
 
     def show(solution: Solution) -> None:
+        nonlocal shown
         passed = time.monotonic() - began
         if not sys.stderr.isatty() or passed < PATIENCE_S:
             return
         stage = solution.stages[-1]
         above = (stage.objective - stage.bound) / max(abs(stage.objective), 1e-9)
         gap = f", gap {above:.2%}" if stage.objective - stage.bound > 1e-4 else ", as good as can be"
-        say(f"{passed:4.0f} s  {valued(stage.name, stage.objective, currency)}{gap}; Ctrl-C takes the best so far")
+        if stage.name in TIDYING and not stage.bound:
+            gap = ""  # nobody looked how few there could be
+        news = f"{valued(stage.name, stage.objective, currency)}{gap}"
+        if news != shown:
+            shown = news
+            say(f"{passed:4.0f} s  {news}; Ctrl-C takes the best so far")
 
     return show

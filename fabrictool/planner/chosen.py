@@ -186,9 +186,18 @@ def _searched(
 
     def search(asked: PlacementProblem, work: float) -> tuple[Solution, bool]:
         within = max(0.01, round(options.work_s - work, 2))
-        return _last(options.solver.solve(asked, deadline_s=within, seed=options.seed, warm=warm), options.progress)
+        solutions = options.solver.solve(asked, deadline_s=within, seed=options.seed, warm=warm)
+        return _last(_first_at_once(solutions, options.rehearsal), options.progress)
 
     return searched_apart(problem, search)
+
+
+def _first_at_once(solutions: Iterator[Solution], rehearsal: Rehearsal | None) -> Iterator[Solution]:
+    """The same; from the first one on the process has time for what comes after the search."""
+    for at, solution in enumerate(solutions):
+        yield solution
+        if not at and rehearsal is not None:
+            rehearsal.load()
 
 
 def _stays(model: str, placement: Placement, rates: Mapping[OptionKey, float], former: Chosen) -> bool:

@@ -103,16 +103,21 @@ class Rehearsal:
                 self._begin()
 
     def prepare(self, blueprint: Blueprint, inventory: Inventory, problem: PlacementProblem) -> None:
-        """Have what will be played of `problem` be ready for it: in a copy, or in this process."""
-        if len(problem.options) <= MOST_OPTIONS:
-            self.begin()
-        else:
+        """Have a copy be ready for what will be played of `problem`, or this process; of a large one see `load`."""
+        if len(problem.options) > MOST_OPTIONS:
             self.close()
+            return
+        self.begin()
         if self._ours is None:
-            Thread(target=import_module, args=[PLAYERS]).start()
+            self.load()
         elif (least := _least_asked(blueprint, inventory, problem)) is not None:
             # What numba has compiled is read from the disk when it is first called.
             self._send((least, False))
+
+    def load(self) -> None:
+        """Have this process load what plays, where no copy does: that takes from whatever else it does meanwhile."""
+        if self._ours is None:
+            Thread(target=import_module, args=[PLAYERS]).start()
 
     def play(self, asked: Asked) -> Result:
         result = self._elsewhere(asked)

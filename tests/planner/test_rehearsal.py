@@ -169,8 +169,10 @@ def test_what_is_large_is_played_here_and_loaded_by_a_thread(asked, monkeypatch)
     before, names = children(), []
     monkeypatch.setattr(rehearsal, "MOST_OPTIONS", len(asked.problem.options) - 1)
     monkeypatch.setattr(rehearsal, "import_module", lambda name: names.append((name, threading.current_thread().name)))
-    with begun(asked):
+    with begun(asked) as played:
         assert children() == before
+        assert not names, "before there is a placement the process has better things to do"
+        played.load()
     ((name, thread),) = names
     assert name == rehearsal.PLAYERS
     assert thread != threading.main_thread().name

@@ -7,7 +7,7 @@ something, in units of the next stage, and a request/s more unserved would gain 
 other is what a replica is to cost while the first stage is lowered.
 
 On three fabrics of 10,000 devices with a demand of 1.1 times what they can serve, with the same work: latency came from
-4.4, 4.6 and 3.0 % above its bound to 1.9, 3.1 and 1.4 %, what is unserved from 1.0, 1.2 and 0.9 to 1.6, 1.0 and 0.9 %.
+4.4, 3.3 and 2.2 % above its bound to 1.7, 2.9 and 1.6 %, what is unserved from 1.0, 1.0 and 0.8 to 1.5, 1.0 and 1.2 %.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 Each row is one `fabrictool plan` of a synthetic fabric on which nothing runs, in a process of its own, with the "must"
 of the row for its budget: seconds by the wall and of processors, all included, and the gap of every stage to its bound.
+"First" is when its terminal shows a first whole placement, where a search is long enough to show any.
 Python's compiled files are kept from one to the next, as they are of an installed package; one plan comes before all.
 "yes" where seconds and the gaps of the stages that users feel are within the column; overload may be off by 3 %. The
 last row plans a fabric of 10,000 again after its demand grew by 3 %, from the placement before: a search alone.
@@ -10,6 +11,7 @@ last row plans a fabric of 10,000 again after its demand grew by 3 %, from the p
 import argparse
 import json
 import os
+import pty
 import random
 import resource
 import subprocess
@@ -43,6 +45,8 @@ ROWS = {
 Asked is the least latency; with ``phases`` replicas may be split into them; with ``slo`` the default objective: models
 have an SLO, and it comes before the cost, and that before the power.
 """
+FIRST = {"10000": (3, 1)}
+"""Seconds after which a first placement must be shown, and that are aimed at."""
 TIDYING = ("moves", "replicas", "tie-break")
 SLO = {"ttft_p95": "1 s", "tpot_p95": "60 ms"}
 PRICES = {"l4": 0.5, "l40s": 1, "a100-40g": 1.5, "a100-80g": 2, "gh200": 4, "h100-sxm": 5, "b200": 9}
@@ -58,8 +62,10 @@ def main(argv):
     options = parser.parse_args(argv)
     sizes = options.sizes or [*ROWS, "again"]
     print(f"seed {options.seed}, {os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f} as it begins\n")
-    print("| devices | load | wall s | processor s | work | gap of each stage | must | kept | aim | reached |")
-    print("|---|---|---|---|---|---|---|---|---|---|", flush=True)
+    print(
+        "| devices | load | first s | wall s | processor s | work | gap of each stage | must | kept | aim | reached |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
     rng, failed = random.Random(options.seed), False
     _planned("32", 0.4, rng.randrange(10**6))
     for size in sizes:
@@ -72,34 +78,59 @@ def main(argv):
 
 
 def _row(devices, load_, seed):
-    plan, seconds, used = _planned(devices, load_, seed)
+    code, plan, first, seconds, used = _planned(devices, load_, seed)
     *_, must, aim = ROWS[devices]
-    if plan.returncode:
-        print(f"| {devices} | {load_} | {seconds:.1f} | {used:.1f} | – | exit {plan.returncode} | | **no** | | |")
+    if code:
+        print(f"| {devices} | {load_} | – | {seconds:.1f} | {used:.1f} | – | exit {code} | | **no** | | |")
         return True
-    certificate = json.loads(plan.stdout)["certificate"]
+    certificate = json.loads(plan)["certificate"]
     gaps = {stage["name"]: stage["gap"] for stage in certificate["stages"]}
-    return _print(f"{devices} | {load_}", seconds, used, certificate["work"], gaps, (must, aim), overload=load_ > 1)
+    times, limits = (first, seconds, used), (must, aim)
+    return _print(
+        f"{devices} | {load_}", times, certificate["work"], gaps, limits, FIRST.get(devices), overload=load_ > 1
+    )
 
 
 def _planned(devices, load_, seed):
-    """The finished process, its seconds, and those of processors."""
+    """The exit code, the plan, when a first placement was shown, if ever, the seconds, and those of processors."""
     size, asked, must, _ = ROWS[devices]
     kept = Path(tempfile.gettempdir(), "fabrictool-p7")
     places = {"FABRICTOOL_CACHE_DIR": str(kept), "PYTHONPYCACHEPREFIX": str(kept / "compiled")}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, Path(folder, "plan.json").open("w+") as answer:
         _write(folder, size, seed, load_, asked=asked)
         began, used = time.monotonic(), _processor_s()
-        plan = subprocess.run(
+        ours, terminal = pty.openpty()
+        plan = subprocess.Popen(
             [
                 *(sys.executable, "-m", "fabrictool.cli.main", "plan", "-b", f"{folder}/blueprint.yaml"),
                 *("--assume-empty", "--json", "--budget", f"{must[0]}s"),
             ],
-            capture_output=True,
-            check=False,
+            stdout=answer,
+            stderr=terminal,
             env=os.environ | places | {"FABRICTOOL_STATE_DIR": f"{folder}/state", "PYTHONDONTWRITEBYTECODE": ""},
         )
-        return plan, time.monotonic() - began, _processor_s() - used
+        os.close(terminal)
+        first = _first_shown(ours)
+        code = plan.wait()
+        seconds = time.monotonic() - began
+        answer.seek(0)
+        return code, answer.read(), first and first - began, seconds, _processor_s() - used
+
+
+def _first_shown(terminal):
+    """When a line told of a placement, if one did; returns when nobody writes any more."""
+    shown, text = None, b""
+    with os.fdopen(terminal, "rb", buffering=0) as lines:
+        while True:
+            try:
+                piece = lines.read(4096)
+            except OSError:  # so a terminal ends
+                return shown
+            text += piece
+            if not piece:
+                return shown
+            if shown is None and b"best so far" in text:
+                shown = time.monotonic()
 
 
 def _again(seed):
@@ -122,7 +153,7 @@ def _again(seed):
     gaps = {s.name: (s.searched - s.bound) / s.searched if s.searched - s.bound > 1e-3 else 0.0 for s in last.stages}
     moves = next(stage.objective for stage in last.stages if stage.name == "moves")
     title = f"{devices}, {sum(first.counts.values())} run, +3 %: {moves:.0f} moves | 0.85"
-    return _print(title, seconds, used, round(100 * last.work), gaps, (must, aim), overload=False)
+    return _print(title, (None, seconds, used), round(100 * last.work), gaps, (must, aim), overload=False)
 
 
 def _write(folder, size, seed, load_, *, asked):
@@ -145,14 +176,19 @@ def _processor_s():
     return children.ru_utime + children.ru_stime
 
 
-def _print(title, seconds, used, work, gaps, limits, *, overload):
+# Wide: a row of the table.
+def _print(title, times, work, gaps, limits, first_limits=None, *, overload):
     shown = ", ".join(f"{name} {gap:.2%}" for name, gap in gaps.items())
+    first, seconds, used = times
     cells = []
-    for most_s, most_gap in limits:
+    for (most_s, most_gap), most_first in zip(limits, first_limits or (None, None), strict=True):
         within = max(most_gap, OVERLOAD_GAP) if overload and most_gap >= 0.01 else most_gap
         kept = seconds <= most_s and all(gap <= within for name, gap in gaps.items() if name not in TIDYING)
-        cells += [f"{most_s} s, {within:.1%}", "yes" if kept else "**no**"]
-    print(f"| {title} | {seconds:.1f} | {used:.1f} | {work} | {shown} | {' | '.join(cells)} |", flush=True)
+        kept &= most_first is None or (first is not None and first <= most_first)
+        begins = "" if most_first is None else f"{most_first} s, "
+        cells += [f"{begins}{most_s} s, {within:.1%}", "yes" if kept else "**no**"]
+    begun = "–" if first is None else f"{first:.1f}"
+    print(f"| {title} | {begun} | {seconds:.1f} | {used:.1f} | {work} | {shown} | {' | '.join(cells)} |", flush=True)
     return cells[1] != "yes"
 
 

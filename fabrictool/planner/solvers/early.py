@@ -1,0 +1,65 @@
+"""A placement of a large empty fabric before its relaxations are solved: they take seconds, and this some tenths.
+
+What matters first, that nobody is unserved, does not ask how replicas are loaded: its relaxation by capacity alone has
+a seventh of the columns. Rounded and filled up, that is a whole plan, if not a good one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fabrictool.planner.formulation import Formulation
+from fabrictool.planner.problem import Solution, StageResult
+from fabrictool.planner.program import LEAST_LP_S, Program
+from fabrictool.planner.solvers.core import with_sites
+from fabrictool.planner.solvers.rounding import rounded
+from fabrictool.planner.stages import TOLERANCE, clean, in_order, stage_names, user_stages
+
+if TYPE_CHECKING:
+    from fabrictool.planner.problem import PlacementProblem
+
+MANY = 2_000
+"""Options from which on somebody would wait for the relaxations."""
+NEAREST = 4
+"""Options a model, beyond those that the relaxation could use as well, of which it is filled up."""
+
+
+def early_placement(problem: PlacementProblem, solver: str, seed: int) -> Solution | None:
+    """With its first stage, which is what is unserved; None where there are few options or something runs, where that
+    is not the first stage, or where what is rounded breaks a rule.
+    """
+    if len(problem.options) < MANY or problem.runs or stage_names(problem)[0] != "served":
+        return None
+    problem = with_sites(problem)
+    every = range(len(problem.options))
+    relaxed = Formulation(problem, every, whole=True, by_capacity=True, program=Program(whole=False))
+    answer = relaxed.minimise("served", seconds=LEAST_LP_S, seed=seed)
+    if answer is None:
+        return None  # the search says why
+    usage = relaxed.usage(answer)
+    distance = {
+        i: sum(float(answer.reduced[column]) for column, _ in relaxed.count(i)) / problem.options[i].levels[-1].rate
+        for i in every
+    }
+    counts = rounded(problem, {i: usage[i] for i in sorted(_nearest(problem, distance))}, distance)
+    loads = Formulation.of_counts(problem, {i: count for i, count in counts.items() if count})
+    judged = in_order(loads, user_stages(problem), seconds=LEAST_LP_S, seed=seed)
+    if judged is None:
+        return None
+    values, loaded = judged
+    served = StageResult("served", clean(values["served"]), clean(min(values["served"], answer.objective)))
+    return Solution(
+        {i: k for i, k in counts.items() if k}, loads.loads(loaded), (served,), solver, optimal=False, ended=True
+    )
+
+
+def _nearest(problem: PlacementProblem, distance: dict[int, float]) -> set[int]:
+    """Options that are as good as those that are used, or nearly; and what has to be."""
+    chosen = {i for i, option in enumerate(problem.options) if distance[i] <= TOLERANCE or option.key in problem.fixed}
+    for need in problem.needs:
+        mine = sorted(problem.of(need.model), key=lambda i: (distance[i], i))
+        chosen |= {
+            *mine[:NEAREST],
+            *(i for i in mine if any(problem.options[i].pool.within(*pin) for pin in need.pins)),
+        }
+    return chosen

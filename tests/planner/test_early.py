@@ -1,0 +1,124 @@
+"""A large empty fabric has a whole placement before its relaxations are solved."""
+
+from dataclasses import replace
+
+import pytest
+
+from fabrictool.planner import chosen
+from fabrictool.planner.formulation import Formulation
+from fabrictool.planner.problem import Level, ModelNeed, Option
+from fabrictool.planner.rehearsal import Rehearsal
+from fabrictool.planner.solvers import early, exact, placing
+from fabrictool.planner.solvers.early import early_placement
+from fabrictool.planner.solvers.exact import ExactSolver
+from fabrictool.planner.stages import in_order
+from tests.planner.test_exact import figures, pool, problem
+from tests.planner.test_splitting import fabric
+from tests.seeds import seeds
+
+
+def two_pools(rate=30.0, **more):
+    pools = [pool(name, nodes=20) for name in "ab"]
+    options = [Option(m, at, 1, figures(2.0), (Level(2.0, 3.0, True),)) for m in "mn" for at in pools]
+    return problem([ModelNeed(m, rate, 0, 60) for m in "mn"], options, pools, objective=("latency",), **more)
+
+
+@pytest.fixture
+def any_number(monkeypatch):
+    monkeypatch.setattr(early, "MANY", 1)
+
+
+@pytest.mark.usefixtures("any_number")
+@pytest.mark.parametrize(
+    ("rate", "unserved"), [pytest.param(30.0, 0.0, id="enough"), pytest.param(50.0, 20.0, id="not")]
+)
+def test_serves_what_there_are_devices_for(rate, unserved):
+    solution = early_placement(two_pools(rate), "x", 0)
+    (served,) = solution.stages
+    assert served.objective == served.bound == pytest.approx(unserved)
+    assert sum(solution.loads.values()) == pytest.approx(2 * rate - unserved)
+    assert solution.ended, "there is more to be tried"
+
+
+def test_few_options_have_none():
+    assert early_placement(two_pools(), "x", 0) is None
+
+
+@pytest.mark.usefixtures("any_number")
+@pytest.mark.parametrize(
+    "instance",
+    [
+        pytest.param(replace(two_pools(), current={two_pools().options[0].key: 1}), id="something runs"),
+        pytest.param(replace(two_pools(), objective=("fairness", "latency")), id="others come before what is unserved"),
+    ],
+)
+def test_there_is_none_where(instance):
+    assert early_placement(instance, "x", 0) is None
+
+
+def keeps_the_rules(seed):
+    """Of a fabric that nobody chose: what is unserved is as it says, and not less than its bound."""
+    instance = fabric(seed, 1.5)
+    solution = early_placement(instance, "x", seed) if instance.needs else None
+    if solution is None:
+        return False
+    loads = Formulation.of_counts(instance, solution.counts)
+    values, _ = in_order(loads, ["served"], seconds=60.0, seed=0)
+    assert solution.stages[0].objective == pytest.approx(values["served"], abs=1e-5)
+    assert solution.stages[0].bound <= values["served"] + 1e-6
+    return True
+
+
+@pytest.mark.usefixtures("any_number")
+def test_keeps_the_rules():
+    assert sum(keeps_the_rules(seed) for seed in range(30)) > 20
+
+
+@pytest.mark.usefixtures("any_number")
+@seeds(0, drawn=10, long=1000)
+def test_keeps_those_that_nobody_chose(seed):
+    keeps_the_rules(seed)
+
+
+@pytest.mark.usefixtures("any_number")
+def test_the_search_begins_with_it_and_never_serves_less(monkeypatch):
+    relaxed = []
+    monkeypatch.setattr(placing, "core_of", lambda *a, **k: relaxed.append(a) or core_of(*a, **k))
+    solutions = ExactSolver().solve(two_pools(), deadline_s=5.0, seed=0)
+    first = next(solutions)
+    assert [stage.name for stage in first.stages] == ["served"]
+    assert not relaxed
+    *_, last = solutions
+    assert relaxed
+    assert [stage.name for stage in last.stages][:3] == ["served", "latency", "replicas"]
+    assert not last.stages[0].objective
+
+
+core_of = placing.core_of
+
+
+@pytest.mark.usefixtures("any_number")
+def test_until_the_search_serves_as_much_it_stays(monkeypatch):
+    """With the search's work, so that the same work brings it again."""
+    best = early_placement(exact.merged(two_pools()).problem, exact.NAME, 0)
+    monkeypatch.setattr(
+        exact, "early_placement", lambda *_: replace(best, stages=(replace(best.stages[0], objective=-9.0),))
+    )
+    *_, last = ExactSolver().solve(two_pools(), deadline_s=5.0, seed=0)
+    assert last.stages[0].objective == -9.0
+    assert last.work > 0.0
+    assert not last.ended
+
+
+def test_what_plays_is_loaded_when_there_is_a_first_placement(monkeypatch):
+    """Of a large fabric; until then the process has better things to do."""
+    course = []
+    monkeypatch.setattr(Rehearsal, "load", lambda self: course.append("load"))
+
+    def solutions():
+        for name in ("first", "second"):
+            course.append(name)
+            yield name
+
+    course += (f"got {name}" for name in chosen._first_at_once(solutions(), Rehearsal()))
+    assert course == ["first", "got first", "load", "second", "got second"]
