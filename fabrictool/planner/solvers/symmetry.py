@@ -9,21 +9,27 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from fabrictool.base.errors import FabrictoolError
 from fabrictool.planner.moving import moves_in
+from fabrictool.planner.problem import Option
 from fabrictool.planner.program import Program
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from fabrictool.planner.problem import Option, OptionKey, PlacementProblem, Pool, PoolKey, Solution
+    from fabrictool.planner.problem import OptionKey, PlacementProblem, Pool, PoolKey, Solution
 
 NODES = 2000
 """Of the search for the dealing-out that moves least."""
 PATIENCE_S = 60.0
+_hashable = attrgetter(
+    *(part.name for part in fields(Option) if part.init and part.name not in ("pool", "elastic", "shared"))
+)
+"""What makes an option, beside its pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +177,7 @@ def shape(problem: PlacementProblem, pool: Pool, here: Iterable[int]) -> Hashabl
 
 def _column(option: Option) -> Hashable:
     # Engines that merge or are shared are described with mappings, which have no hash.
-    return tuple(
-        repr(getattr(option, part.name)) if part.name in ("elastic", "shared") else getattr(option, part.name)
-        for part in fields(option)
-        if part.init and part.name != "pool"
-    )
+    return (*_hashable(option), repr(option.elastic), repr(option.shared))
 
 
 def _joined(
