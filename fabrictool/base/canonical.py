@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def canonical_json(value: Any) -> bytes:
@@ -15,6 +19,18 @@ def canonical_json(value: Any) -> bytes:
 def digest(value: Any) -> str:
     """The first 16 hex digits of the SHA-256 of the canonical JSON: 64 bits, for change detection, not for security."""
     return hashlib.sha256(canonical_json(value)).hexdigest()[:16]
+
+
+class LateDigest:
+    """The digest of what `value` gives, which is asked once, and not before the digest is."""
+
+    def __init__(self, value: Callable[[], Any]) -> None:
+        self._value = value
+
+    @cached_property
+    def sha256(self) -> str:
+        """Its first 16 hex digits, as `digest` gives them."""
+        return digest(self._value())
 
 
 def tidy(value: float) -> float:

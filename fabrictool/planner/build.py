@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fabrictool.base.canonical import digest, tidy
+from fabrictool.base.canonical import LateDigest, tidy
 from fabrictool.base.errors import InvalidInputError, Place
 from fabrictool.base.errors import Problem as Complaint
 from fabrictool.base.units import as_float
@@ -18,7 +19,7 @@ from fabrictool.planner.limits import beside, limits_of
 from fabrictool.planner.lost_together import keeps_apart, may_share_a_node
 from fabrictool.planner.other_end import OtherEnd
 from fabrictool.planner.problem import ModelNeed, Option, PlacementProblem, Pool, unit_key
-from fabrictool.planner.variants import VariantColumns
+from fabrictool.planner.variants import VariantColumns, alike, tables_of
 from fabrictool.simulator.demanded import demand_of, parts_of
 from fabrictool.simulator.network import hop
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 
 MANY = 150
-"""Models times partitions from which on another process makes a part of the tables."""
+"""Models that are not alike times partitions from which on another process makes a part of the tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,30 +108,32 @@ def build_problem(
         )
     if complaints:
         raise InvalidInputError(complaints)
-    all_columns = list(columns.values())
-    many = len(all_columns) * len(considered) >= MANY
-    with OtherEnd(all_columns, VariantColumns.tables, wanted=many) as other_end:
-        for at, (name, its) in enumerate(columns.items()):
-            its.learn(other_end.done(at) or {})
-            wanted = blueprint.models[name]
-            everywhere = its.everywhere()
-            mine = [option for option in everywhere if option.pool.key not in unseen_pools or option.key in there]
-            options += mine
-            need = _need(name, wanted, demands[name], mine, there, unknown)
-            groups, parts = _groups(blueprint, wanted), parts_of(blueprint, wanted)
-            needs.append(replace(need, survive=wanted.survive, groups=groups, parts=parts))
+    groups = alike(columns)
+    of_models: dict[str, list[Option]] = {}
+    with OtherEnd(groups, tables_of, wanted=len(groups) * len(considered) >= MANY) as other_end:
+        for at, group in enumerate(groups):
+            next(iter(group.values())).learn(other_end.done(at) or {})
+            of_models |= {name: list(its.everywhere()) for name, its in group.items()}
+    for name in columns:
+        wanted = blueprint.models[name]
+        mine = [o for o in of_models[name] if o.pool.key not in unseen_pools or o.key in there]
+        options += mine
+        need = _need(name, wanted, demands[name], mine, there, unknown)
+        asking, parts = _groups(blueprint, wanted), parts_of(blueprint, wanted)
+        needs.append(replace(need, survive=wanted.survive, groups=asking, parts=parts))
     options.sort(key=lambda option: option.key)
+    columns_of_all = tuple(options)
     known = {option.key for option in options}
     stray = [replica for replica, kind in zip(unseen, kinds, strict=True) if kind not in known]
     ways = {(a.key, b.key): way for a in pools for b in pools if (way := hop(inventory, a.key, b.key)) is not None}
     problem = PlacementProblem(
         needs=tuple(needs),
-        options=tuple(options),
+        options=columns_of_all,
         pools=tuple(pools),
         current=dict(current),
         fixed={option.key: there[option.key] for option in options if option.pool.key in unseen_pools},
         objective=tuple(dict.fromkeys([*blueprint.objective, "latency"])),
-        tables_sha256=_tables_digest(options),
+        tables=LateDigest(partial(_read_off, columns_of_all)),  # no first plan waits for it
         ways=ways,
         columns=columns,
         phases={name: generator.first.phases for name, generator in columns.items()},
@@ -168,21 +171,21 @@ def _unknown(thing: str, wanted: Model) -> Complaint:
     return Complaint("FT1411", message, Place(thing=thing), hint)
 
 
-def _tables_digest(options: Sequence[Option]) -> str:
-    """Of all that the solver reads off the columns."""
+def _read_off(options: Sequence[Option]) -> list[list[Any]]:
+    """All that the solver reads off these columns, for a digest."""
     # Equal partitions have the same levels, not only equal ones.
     known = {id(o.levels): o.levels for o in options}
-    tidied = {
-        at: [[*map(tidy, (v.rate, v.in_system)), v.attains, v.excess] for v in levels] for at, levels in known.items()
+    levels = {at: [[*map(tidy, (v.rate, v.in_system)), v.attains, v.excess] for v in its] for at, its in known.items()}
+    # What takes the same places has the same share of their nodes.
+    places = [(*(pool.key for pool in o.pools), *o.blocks.items()) for o in options]
+    shares = {
+        place: [o.cost, o.power, *((o.carbon,) if o.carbon else ())]
+        for place, o in dict(zip(places, options, strict=True)).items()
     }
-    levels = [tidied[id(option.levels)] for option in options]
-    ranks = [[option.steps_down] if option.variant else [] for option in options]
-    return digest(
-        [
-            [*o.key, o.cost, o.power, *((o.carbon,) if o.carbon else ()), its, *of]
-            for o, its, of in zip(options, levels, ranks, strict=True)
-        ]
-    )
+    return [
+        [*o.key, *shares[place], levels[id(o.levels)], *((o.steps_down,) if o.variant else ())]
+        for place, o in zip(places, options, strict=True)
+    ]
 
 
 def _transfers(columns: Mapping[str, Columns], pools: Sequence[Pool]) -> dict[tuple[str, PoolKey, PoolKey], Transfer]:

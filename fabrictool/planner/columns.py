@@ -6,7 +6,8 @@ Longer than most modules: what keeps a model from a place is told beside what le
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from dataclasses import replace
+from itertools import islice, pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
@@ -14,9 +15,9 @@ from fabrictool.base.canonical import tidy
 from fabrictool.catalog import engines
 from fabrictool.domain.plan import node_blocks
 from fabrictool.engines.adapter import adapter
-from fabrictool.planner.loads import start_s
-from fabrictool.planner.permitted import forbidden, permitted, preference, promised, start_time
+from fabrictool.planner.permitted import forbidden, promised, start_time
 from fabrictool.planner.problem import Level, Option, Transfer
+from fabrictool.planner.spots import Spots, kind_of
 from fabrictool.planner.targets import slo_excess
 from fabrictool.simulator.calibration import calibrations_in
 from fabrictool.simulator.capacity import replica, under_loads
@@ -32,7 +33,7 @@ from fabrictool.simulator.stand import stand
 from fabrictool.simulator.stepmodel import KV_OCTETS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from fabrictool.catalog import ModelArchitecture
     from fabrictool.domain.blueprint import Model
@@ -43,16 +44,14 @@ if TYPE_CHECKING:
     from fabrictool.simulator.elastic import Elastic
     from fabrictool.simulator.physics import PeakUse
     from fabrictool.simulator.shared import Shared
-    from fabrictool.simulator.stand import Stand
     from fabrictool.simulator.stepmodel import Steps
 
     Figures = tuple[ReplicaFigures, tuple[Level, ...], float]
     """With what it does under each load, and the seconds of its start."""
 
 L = TypeVar("L", "Elastic", "Shared")
+T = TypeVar("T")
 
-DEGREES = (1, 2, 4, 8, 16)
-"""Tensor-parallel degrees that are tried, inside one node."""
 STAGES = (2, 3, 4, 6, 8, 12, 16)
 """Pipeline stages that are tried where no node holds the model: the first `PIPELINES` numbers that do."""
 PIPELINES = 2
@@ -82,14 +81,16 @@ class Columns:
         `ends_apart`: what a walltime's end costs is counted elsewhere, when it comes.
         """
         self._ends_apart = ends_apart
-        self._loads = loads
         self._companions = companions
         self._sharing: dict[object, tuple[Shared, tuple[Level, ...], float] | None] = {}
         self._name, self._wanted, self._architecture = name, wanted, architecture
         self._demand, self._inventory, self._pools = demand, inventory, pools
         self._calibrations = calibrations_in(inventory.calibrated)
         self._moving: dict[tuple[PoolKey, Phase], float] = {}
+        self._spots = Spots(name, wanted, architecture, inventory, loads)
         self._tables: dict[object, Figures | None] = {}
+        self._replicas: dict[object, tuple[ReplicaFigures, Steps, float] | None] = {}
+        self._unlike: dict[object, Figures | None] = {}
         self._merged: dict[object, tuple[Elastic, tuple[Level, ...], float] | None] = {}
         self._parts: dict[object, Part | None] = {}
         self._capabilities = adapter(wanted.engine).capabilities
@@ -108,6 +109,18 @@ class Columns:
         return {"unified": ("unified",), "split": split, "any": ("unified", *split)}[self._wanted.phases]
 
     @property
+    def traits(self) -> tuple[object, ...]:
+        """What its tables depend on, beside spot and cut: those of models with equal traits are equal, in a fabric."""
+        its = self._wanted
+        adapted, served = (len(its.adapters), its.adapter_rank), replace(self._demand, rate=0.0)
+        held = (its.engine, its.variant.precision, its.max_num_seqs, *adapted, its.slo)
+        return (*held, self._architecture, served)
+
+    def share(self, other: Columns) -> None:
+        """Has the tables of a model with equal traits, which were the same."""
+        self._tables, self._replicas = other._tables, other._replicas
+
+    @property
     def at_once(self) -> int:
         """Requests that the engine takes into a batch at most."""
         return self._wanted.max_num_seqs or engines()[self._wanted.engine].default_max_num_seqs
@@ -116,28 +129,31 @@ class Columns:
         """All columns on its pools but mixed pipelines: inside one node, or over several where none holds it."""
         for pool in self._pools:
             for phase in self.phases:
-                single = list(self._single(pool, phase))
+                single = list(self._single(pool, phase, self.option))
                 yield from single
                 yield from self._merging(pool, phase, {option.tp: option for option in single if option.pp == 1})
 
     def tables(self) -> dict[object, Figures | None]:
-        """Of all columns on its pools but mixed pipelines and engines that merge, for `learn`."""
-        for _ in self.everywhere():
-            pass
+        """Of all columns on its pools that are an engine of their own, all stages alike, for `learn`."""
+        alone = not self._wants_merging and not self._companions
+        for pool in self._pools if alone else ():
+            for phase in self.phases:
+                for _ in self._single(pool, phase, self._table):
+                    pass
         return self._tables
 
     def learn(self, tables: Mapping[object, Figures | None]) -> None:
         """Takes what `tables` of equal columns gave."""
         self._tables.update(tables)
 
-    def _single(self, pool: Pool, phase: Phase) -> Iterator[Option]:
-        """Of replicas that are a single engine."""
+    def _single(self, pool: Pool, phase: Phase, of: Callable[[Pool, int, int, Phase], T | None]) -> Iterator[T]:
+        """What `of` says of replicas that are a single engine: of pool, tp, pp and phase."""
         if self._wanted.parallelism.pp is not None:
-            yield from self._cut(pool, self._wanted.parallelism.pp, phase)
+            yield from self._cut(pool, self._wanted.parallelism.pp, phase, of)
             return
-        inside = [self.option(pool, tp, 1, phase) for tp in self.degrees(pool)]
-        inside_a_node = [option for option in inside if option is not None]
-        yield from inside_a_node or self._across(pool, phase)
+        inside = [of(pool, tp, 1, phase) for tp in self.degrees(pool)]
+        inside_a_node = [its for its in inside if its is not None]
+        yield from inside_a_node or self._across(pool, phase, of)
 
     def _merging(self, pool: Pool, phase: Phase, single: Mapping[int, Option]) -> Iterator[Option]:
         """Of base engines that merge, where that helps: such an engine by itself (of `single`, by its tp) does not hold
@@ -170,7 +186,7 @@ class Columns:
     def merging(self, pool: Pool, tp: int, dp: int) -> Option | None:
         """Replicas of `dp` base engines of `tp` devices each, on a node of a pool."""
         place = self._partition(pool)
-        key = (*_kind(place), place.walltime, self._start_s(pool), tp, dp)
+        key = (*self._spots.at(pool).kind, tp, dp)
         if key not in self._merged:
             there = elastic_stand(self._wanted, self._architecture, place, tp, dp, self._calibrations)
             its = None if there is None else elastic(self._wanted, there, self._demand)
@@ -180,7 +196,7 @@ class Columns:
         if table is None:
             return None
         its, levels, start_s = table
-        disliked = preference(self._wanted, pool)
+        disliked = self._spots.at(pool).preference
         return Option(self._name, pool, tp, its.figures, levels, start_s, preference=disliked, elastic=its)
 
     def _loaded(self, its: L, weights: float, pool: Pool) -> tuple[L, tuple[Level, ...], float] | None:
@@ -201,7 +217,7 @@ class Columns:
     def _shared(self, pool: Pool) -> Option | None:
         """Replicas that serve the model's companions, too, on a device of a pool."""
         place = self._partition(pool)
-        key = (*_kind(place), place.walltime, self._start_s(pool))
+        key = self._spots.at(pool).kind
         if key not in self._sharing:
             its = shared(self._wanted, self._architecture, self._companions, place, self._calibrations)
             share = 0.0 if its is None else its.parts[0].stood.room.weights
@@ -210,63 +226,66 @@ class Columns:
         if table is None:
             return None
         its, levels, start_s = table
-        return Option(
-            self._name, pool, 1, its.figures, levels, start_s, preference=preference(self._wanted, pool), shared=its
-        )
+        disliked = self._spots.at(pool).preference
+        return Option(self._name, pool, 1, its.figures, levels, start_s, preference=disliked, shared=its)
 
-    def _cut(self, pool: Pool, pp: int, phase: Phase) -> Iterator[Option]:
+    def _cut(self, pool: Pool, pp: int, phase: Phase, of: Callable[[Pool, int, int, Phase], T | None]) -> Iterator[T]:
         """In as many stages as the blueprint says."""
         if pp > 1 and not self._capabilities.pipeline_parallel:
             return
-        options = (self.option(pool, tp, pp, phase) for tp in self.degrees(pool) if _nodes(pool, tp, pp) <= pool.nodes)
-        yield from (option for option in options if option is not None)
+        every = (of(pool, tp, pp, phase) for tp in self.degrees(pool) if _nodes(pool, tp, pp) <= pool.nodes)
+        yield from (its for its in every if its is not None)
 
-    def _across(self, pool: Pool, phase: Phase) -> Iterator[Option]:
+    def _across(self, pool: Pool, phase: Phase, of: Callable[[Pool, int, int, Phase], T | None]) -> Iterator[T]:
         if not self._capabilities.pipeline_parallel or not self.degrees(pool):
             return
         tp = self.degrees(pool)[-1]
         numbers = (pp for pp in STAGES if _nodes(pool, tp, pp) <= pool.nodes)
-        pipelines = (option for pp in numbers if (option := self.option(pool, tp, pp, phase)) is not None)
-        for option, _ in zip(pipelines, range(PIPELINES), strict=False):
-            yield option
+        pipelines = (its for pp in numbers if (its := of(pool, tp, pp, phase)) is not None)
+        yield from islice(pipelines, PIPELINES)
 
-    def degrees(self, pool: Pool) -> list[int]:
+    def degrees(self, pool: Pool) -> Sequence[int]:
         """Tensor-parallel degrees in a pool: inside a node, or what the blueprint says; none where the model must not
         stand.
         """
-        if not permitted(self._wanted, pool, self._inventory):
-            return []
-        most = pool.devices_per_node if self._capabilities.tensor_parallel else 1
-        declared = self._wanted.parallelism.tp
-        if declared is not None and declared > most and self._over_nodes(pool, declared):
-            most = declared
-        engine, precision = engines()[self._wanted.engine], self._wanted.variant.precision
-        degrees = DEGREES if declared is None else (declared,)
-        return [tp for tp in degrees if tp <= most and not engine.unsplittable(self._architecture, tp, 1, precision)]
-
-    def _over_nodes(self, pool: Pool, tp: int) -> bool:
-        """Whether a layer can be cut over whole nodes of a pool."""
-        whole = tp % pool.devices_per_node == 0 and tp // pool.devices_per_node <= pool.nodes
-        return whole and self._capabilities.several_nodes and self._capabilities.tensor_parallel and not pool.joined
+        return self._spots.at(pool).degrees
 
     def option(self, pool: Pool, tp: int, pp: int, phase: Phase) -> Option | None:
         """Replicas of `pp` stages of `tp` devices each, all in one pool."""
-        if pp > 1 and pool.joined:
-            return None  # each node is told for itself what it serves
         if self._wants_merging:
             return None
         if self._companions:
             return self._shared(pool) if (tp, pp, phase) == (1, 1, "unified") else None
-        place = self._partition(pool)
-        moving = self._hand_over(pool, phase)
-        key = (*_kind(place), place.walltime, self._start_s(pool), tp, pp, phase, moving)
-        if key not in self._tables:
-            there = stand(self._wanted, self._architecture, place, tp, self._calibrations, pp=pp)
-            self._tables[key] = None if there is None else self._figures(there, phase, [pool], moving)
-        table = self._tables[key]
+        table = self._table(pool, tp, pp, phase)
         if table is None:
             return None
-        return Option(self._name, pool, tp, *table, preference=preference(self._wanted, pool), pp=pp, phase=phase)
+        return Option(self._name, pool, tp, *table, preference=self._spots.at(pool).preference, pp=pp, phase=phase)
+
+    def _table(self, pool: Pool, tp: int, pp: int, phase: Phase) -> Figures | None:
+        if pp > 1 and pool.joined:
+            return None  # each node is told for itself what it serves
+        spot, moving = self._spots.at(pool), self._hand_over(pool, phase)
+        key = (*spot.kind, tp, pp, phase, moving)
+        if key not in self._tables:
+            alone = self._replica(spot.partition, tp, pp)
+            self._tables[key] = None if alone is None else self._levels(*alone, phase, [pool], moving)
+        return self._tables[key]
+
+    def _replica(self, place: Partition, tp: int, pp: int) -> tuple[ReplicaFigures, Steps, float] | None:
+        """A replica of one engine, whatever its phase, and octets of weights on each of its devices."""
+        key = (*kind_of(place), tp, pp)
+        if key not in self._replicas:
+            there = stand(self._wanted, self._architecture, place, tp, self._calibrations, pp=pp)
+            self._replicas[key] = (
+                None
+                if there is None
+                else (
+                    replica(there.step, there.room, self._demand, there.max_num_seqs, there.calibration),
+                    there.step,
+                    there.room.weights / there.step.cut.devices,
+                )
+            )
+        return self._replicas[key]
 
     def peak_use(self, option: Option) -> PeakUse | None:
         """How near a replica that is one engine on one node comes to what its devices can do at most."""
@@ -285,13 +304,13 @@ class Columns:
         if any(way is None for way in hops):
             return None
         key = (*((*pool.key, tp) for pool, tp in stages), phase)
-        if key not in self._tables:
-            self._tables[key] = self._mixed(stages, phase, [way for way in hops if way is not None])
-        table = self._tables[key]
+        if key not in self._unlike:
+            self._unlike[key] = self._mixed(stages, phase, [way for way in hops if way is not None])
+        table = self._unlike[key]
         if table is None:
             return None
         (pool, tp), *others = stages
-        disliked = max(preference(self._wanted, pool) for pool, _ in stages)
+        disliked = max(self._spots.at(pool).preference for pool, _ in stages)
         return Option(
             self._name, pool, tp, *table, preference=disliked, pp=len(stages), phase=phase, others=tuple(others)
         )
@@ -313,10 +332,10 @@ class Columns:
         figures = replica(steps, room, self._demand, first.max_num_seqs, first.calibration)
         share = room.weights / sum(tp for _, tp in stages)
         moving = self._hand_over(stages[0][0], phase)
-        return self._levels(figures, steps, phase, [pool for pool, _ in stages], share, moving)
+        return self._levels(figures, steps, share, phase, [pool for pool, _ in stages], moving)
 
     def _part(self, place: Partition, tp: int) -> Part | None:
-        key = (*_kind(place), tp)
+        key = (*kind_of(place), tp)
         if key not in self._parts:
             there = stand(self._wanted, self._architecture, place, tp, self._calibrations, part=True)
             self._parts[key] = None if there is None else Part.of(there)
@@ -387,18 +406,13 @@ class Columns:
             self._moving[pool.key, phase] = min((way.seconds for way in ways if way is not None), default=0.0)
         return self._moving[pool.key, phase]
 
-    def _figures(self, there: Stand, phase: Phase, pools: Sequence[Pool], moving: float) -> Figures | None:
-        figures = replica(there.step, there.room, self._demand, there.max_num_seqs, there.calibration)
-        share = there.room.weights / there.step.cut.devices
-        return self._levels(figures, there.step, phase, pools, share, moving)
-
     def _levels(
         self,
         figures: ReplicaFigures,
         step: Steps,
+        weights: float,
         phase: Phase,
         pools: Sequence[Pool],
-        weights: float,
         moving: float,
     ) -> Figures | None:
         """What a replica does under each load; `weights` are octets a device, which take time to load."""
@@ -428,24 +442,16 @@ class Columns:
         return figures, tuple(levels), max(start_s for _, start_s in starts)
 
     def _start_time(self, pool: Pool, weights: float) -> float:
-        return start_time(self._partition(pool), weights, self._start_s(pool))
-
-    def _start_s(self, pool: Pool) -> float | None:
-        return start_s(self._loads, self._wanted, self._name, pool.cluster)
+        return start_time(self._partition(pool), weights, self._spots.at(pool).start_s)
 
     def _promised(self, place: Partition, start_s: float) -> float:
         share = promised(place, start_s)
         return 1.0 if self._ends_apart and share else share
 
     def _partition(self, pool: Pool) -> Partition:
-        return self._inventory.clusters[pool.cluster].partitions[pool.partition]
+        return self._spots.at(pool).partition
 
 
 def _nodes(pool: Pool, tp: int, pp: int) -> int:
     nodes, _ = node_blocks(tp, pp, pool.devices_per_node)
     return nodes
-
-
-def _kind(place: Partition) -> tuple[object, ...]:
-    """Partitions of the same kind have the same tables."""
-    return (place.device, place.link, place.network, place.memory_per_node, place.devices_per_node)

@@ -16,6 +16,7 @@ from fabrictool.domain.plan import LossKind, node_blocks
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from fabrictool.base.canonical import LateDigest
     from fabrictool.domain.plan import ReplicaPlacement
     from fabrictool.domain.specs import Phase
     from fabrictool.simulator.capacity import ReplicaFigures
@@ -362,7 +363,7 @@ class PlacementProblem:
     objective: tuple[str, ...]
     """Stages after ``served``: of ``slo``, ``quality``, ``latency``, ``cost``, ``energy``, ``carbon``; and
     ``fairness``, which comes before it."""
-    tables_sha256: str
+    tables: LateDigest
     fixed: dict[OptionKey, int] = field(default_factory=dict)
     """Option key → its count, of replicas on clusters that do not answer: neither more nor fewer of them can be had."""
     ways: dict[tuple[PoolKey, PoolKey], tuple[float, float]] = field(default_factory=dict)
@@ -393,6 +394,11 @@ class PlacementProblem:
     apart: Mapping[tuple[PoolKey, int], int] = field(default_factory=dict)
     """(pool, size) → blocks of so many devices that are not to be had because smaller ones are on nodes of their own:
     of a part of a larger problem."""
+
+    @property
+    def tables_sha256(self) -> str:
+        """Of what the solver reads off the columns; of a part of a larger problem, off all of that one's."""
+        return self.tables.sha256
 
     @property
     def runs(self) -> bool:

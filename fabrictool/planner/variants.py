@@ -64,7 +64,7 @@ class VariantColumns:
 
     def widths(self, pool: Pool, variant: str) -> list[int]:
         """Tensor-parallel degrees that its engine could have there, whether or not the model fits."""
-        return self.by_name[variant].degrees(pool)
+        return list(self.by_name[variant].degrees(pool))
 
     def refusals(self) -> list[str]:
         """Why no replica can stand, for each partition and variant by itself."""
@@ -82,6 +82,26 @@ class VariantColumns:
 
     def _named(self, option: Option, name: str) -> Option:
         return replace(option, variant=name, steps_down=self.steps_down[name]) if name else option
+
+
+def alike(every: Mapping[str, VariantColumns]) -> list[dict[str, VariantColumns]]:
+    """The models by what their replicas do, wherever these stand. Those of a group share their tables from now on."""
+    groups: dict[object, dict[str, VariantColumns]] = {}
+    for model, its in every.items():
+        group = groups.setdefault(tuple(columns.traits for columns in its.by_name.values()), {})
+        first = next(iter(group.values()), its)
+        for mine, shared in zip(its.by_name.values(), first.by_name.values(), strict=True):
+            mine.share(shared)
+        group[model] = its
+    return list(groups.values())
+
+
+def tables_of(group: Mapping[str, VariantColumns]) -> dict[str, dict[object, Figures | None]]:
+    """What all models of a group of `alike` need, for the first of them to learn."""
+    tables: dict[str, dict[object, Figures | None]] = {}
+    for its in group.values():  # some may stand where others must not, and all fill the same tables
+        tables = its.tables()
+    return tables
 
 
 def running_variant(models: Mapping[str, Model], spec: AgentSpec) -> str:

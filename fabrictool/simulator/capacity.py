@@ -118,15 +118,16 @@ def replica(
         return ReplicaFigures(False, room.weights, room.kv_tokens, 0, 0.0, math.inf, math.inf, math.inf)
     batch = mean_batch(room, demand, max_num_seqs)
     mean_context = demand.held
-    batches = _grid(batch)
+    sizes, batches = _grid(batch)
     lane = np.ceil(batches / step.lanes)
     # All at once: a call takes as long as hundreds of numbers do.
     linear = step.linear(np.concatenate([lane, [lane[-1] + float(demand.input), float(demand.input)]]))
-    steps = _decode_seconds(step, batches, lane, linear[:-2], mean_context)
+    logits = step.logits(np.append(lane, 1.0))
+    steps = _decode_seconds(step, batches, linear[:-2], logits[:-1], mean_context)
     full = float(steps[-1])
     without, beside, alone = linear[-3:-2], linear[-2:-1], linear[-1:]
     marginal = _marginal_seconds(step, without, beside, demand.input, 1.0 + demand.input_variation**2)
-    prefill_s = _prefill_seconds(step, alone, demand.input)
+    prefill_s = _prefill_seconds(step, alone, logits[-1:], demand.input)
     # A request costs what its prompt adds to a step, and its share of the steps that decode a full batch.
     return ReplicaFigures(
         fits=True,
@@ -138,7 +139,7 @@ def replica(
         step_alone_s=float(steps[0]),
         step_full_s=full,
         marginal_s=marginal,
-        batches=tuple(batches.tolist()),
+        batches=sizes,
         steps_s=tuple(steps.tolist()),
         first_s=calibration.factors.request,
         stream_s=calibration.factors.stream,
@@ -150,11 +151,11 @@ def replica(
 
 
 @lru_cache(maxsize=4096)
-def _grid(most: int) -> Floats:
+def _grid(most: int) -> tuple[tuple[float, ...], Floats]:
     """Batches at which a replica's step is computed: the same for all replicas that hold as many requests."""
     batches: Floats = np.unique(np.geomspace(1, most, GRID).round())
     batches.flags.writeable = False
-    return batches
+    return tuple(batches.tolist()), batches
 
 
 def mean_batch(room: ReplicaMemory, demand: MeanWorkload, max_num_seqs: int) -> int:
@@ -176,12 +177,12 @@ def decode_seconds(step: Steps, batch: int, context: float) -> float:
     """One decode step of `batch` requests that hold `context` tokens each."""
     batches = np.array([batch], dtype=float)
     lane = np.ceil(batches / step.lanes)
-    return float(_decode_seconds(step, batches, lane, step.linear(lane), context)[0])
+    return float(_decode_seconds(step, batches, step.linear(lane), step.logits(lane), context)[0])
 
 
-def _decode_seconds(step: Steps, batches: Floats, lane: Floats, linear: Floats, context: float) -> Floats:
-    """`lane`: requests of each batch in one lane, `linear`: what `step.linear` says of them."""
-    fixed = linear + step.logits(lane) + step.overhead()
+def _decode_seconds(step: Steps, batches: Floats, linear: Floats, logits: Floats, context: float) -> Floats:
+    """`linear`, `logits`: what `step` says of those requests of each batch that are in one lane."""
+    fixed = linear + logits + step.overhead()
     return np.asarray(fixed + batches * step.reading(context) / np.minimum(step.lanes, batches))
 
 
@@ -197,12 +198,12 @@ def _marginal_seconds(step: Steps, without: Floats, beside: Floats, tokens: floa
 
 def prefill_seconds(step: Steps, tokens: float) -> float:
     """One prompt of `tokens`, alone."""
-    return _prefill_seconds(step, step.linear(np.array([float(tokens)])), tokens)
+    return _prefill_seconds(step, step.linear(np.array([float(tokens)])), step.logits(np.array([1.0])), tokens)
 
 
-def _prefill_seconds(step: Steps, linear: Floats, tokens: float) -> float:
-    """`linear`: what `step.linear` says of the prompt."""
-    computed = step.launched(linear + step.attending(tokens)) + step.logits(np.array([1.0]))
+def _prefill_seconds(step: Steps, linear: Floats, logits: Floats, tokens: float) -> float:
+    """`linear`: what `step` says of the prompt; `logits`: of one answer."""
+    computed = step.launched(linear + step.attending(tokens)) + logits
     return float(computed[0])
 
 
@@ -225,9 +226,10 @@ def under_loads(figures: ReplicaFigures, demand: MeanWorkload, rates: Sequence[f
     utilisations = [rate / figures.capacity if figures.capacity > 0 else math.inf for rate in rates]
     loads = [min(utilisation, MAX_UTILISATION) for utilisation in utilisations]
     stays = _stays(figures, demand, loads)
-    typical = np.interp([stay.batch for stay in stays], figures.batches, figures.steps_s).tolist()
+    means = [stay.batch for stay in stays]
     large = [stay.batch + NORMAL_P95 * stay.spread / math.sqrt(2.0) for stay in stays]
-    crowded = np.interp(large, figures.batches, figures.steps_s).tolist()
+    seconds = np.interp([*means, *large], figures.batches, figures.steps_s).tolist()
+    typical, crowded = seconds[: len(stays)], seconds[len(stays) :]
     return [
         _latency(figures, demand, *at)
         for at in zip(utilisations, [load * figures.capacity for load in loads], stays, typical, crowded, strict=True)

@@ -77,8 +77,12 @@ class Matmul:
 
     def flops(self, tokens: Floats) -> Floats:
         """Operations of one step of `tokens`."""
-        per_token = 2.0 * self.inputs * self.outputs * self.count
-        return tokens * (per_token * (self.experts * self.chosen if self.experts else 1.0))
+        return tokens * self.flops_token
+
+    @property
+    def flops_token(self) -> float:
+        """Operations for one token."""
+        return 2.0 * self.inputs * self.outputs * self.count * self._used
 
     def touched(self, tokens: Floats, spread: float = 1.0) -> Floats:
         """Weights read by one step of `tokens`; `spread` below 1: the tokens of a step like the same experts.
@@ -90,9 +94,15 @@ class Matmul:
             return np.full_like(tokens, weights)
         return weights * self.experts * (1.0 - (1.0 - self.chosen) ** (tokens**spread))
 
-    def moved(self, tokens: Floats) -> Floats:
-        share = self.experts * self.chosen if self.experts else 1.0
-        return tokens * (share * (self.inputs + self.outputs) * self.count)
+    @property
+    def moved_token(self) -> float:
+        """Elements that go in and come out for one token."""
+        return self._used * (self.inputs + self.outputs) * self.count
+
+    @property
+    def _used(self) -> float:
+        """Matrices of this device that one token is multiplied with."""
+        return self.experts * self.chosen if self.experts else 1.0
 
     @property
     def weights(self) -> float:

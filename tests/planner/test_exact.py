@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from fabrictool.base.canonical import LateDigest
 from fabrictool.base.errors import InfeasibleError
 from fabrictool.planner.explaining import prices
 from fabrictool.planner.explaining.explain import reasons
@@ -43,7 +44,7 @@ def option(model, where, *, tp=1, capacity=1.0, latency=1.0, attains=True, level
 
 def problem(needs, options, pools, *, current=None, objective=("slo", "latency", "cost")):
     options = tuple(sorted(options, key=lambda o: o.key))
-    return PlacementProblem(tuple(needs), options, tuple(pools), current or {}, tuple(objective), "tables")
+    return PlacementProblem(tuple(needs), options, tuple(pools), current or {}, tuple(objective), LateDigest(list))
 
 
 def solve(instance, seed=0):

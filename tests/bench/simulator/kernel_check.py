@@ -54,7 +54,7 @@ def forecast_us(row, step: StepModel):
         return 1e6 * (tokens * step._read(layer) if decode else tokens * row["context"] / 2 * step._pair(layer))
     else:
         return None
-    return 1e6 * sum(float(step._matmul(product, np.array(row["m"]))) for product in products)
+    return 1e6 * float(step._products(products, np.array([row["m"]])).sum())
 
 
 def _size(row):
