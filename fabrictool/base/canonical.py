@@ -32,6 +32,12 @@ class LateDigest:
         """Its first 16 hex digits, as `digest` gives them."""
         return digest(self._value())
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LateDigest) and self.sha256 == other.sha256
+
+    def __hash__(self) -> int:
+        return hash(self.sha256)
+
 
 def tidy(value: float) -> float:
     """Six significant digits: the rest is noise of the last operation and would differ between machines."""

@@ -312,7 +312,7 @@ def choose_own(
     """For a server: the nearest of one's `own` and of those that come with fabrictool, with the bands that hold for a
     replica of `model` on so many devices.
     """
-    common = _shipped_for(device, vendor, engine)
+    common = choose(shipped(), device, vendor, engine, "online")
     of_servers = [calibration for calibration in own if calibration.scope == "online"]
     chosen = choose([*of_servers, common], device, vendor, engine, "online") if of_servers else common
     low, high = chosen.hull.devices
@@ -329,9 +329,3 @@ def calibrations_in(texts: tuple[str, ...]) -> tuple[Calibration, ...]:
 @cache
 def shipped() -> tuple[Calibration, ...]:
     return tuple(loads(text, name) for name, text in texts().items())
-
-
-@cache
-def _shipped_for(device: str, vendor: str, engine: str) -> Calibration:
-    """For a server; devices and engines are those of the catalogue."""
-    return choose(shipped(), device, vendor, engine, "online")
