@@ -117,11 +117,16 @@ class _EngineProcess:
     def start(self) -> Connection:
         if self._pipe is None or self._owner != os.getpid():  # after a fork it is somebody else's
             context = multiprocessing.get_context("spawn")
-            self._pipe, theirs = context.Pipe()
-            self._process = context.Process(target=_serve, args=(theirs,), daemon=True, name="highs")
-            self._process.start()
-            theirs.close()
-            self._owner = os.getpid()
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs,), daemon=True, name="highs")
+            try:
+                process.start()
+            except BaseException:
+                ours.close()
+                raise
+            finally:
+                theirs.close()
+            self._pipe, self._process, self._owner = ours, process, os.getpid()
         return self._pipe
 
     def _runs(self) -> bool:
@@ -162,7 +167,7 @@ atexit.register(_process.end)
 def prepare() -> None:
     """Start the process, so that it is there when it is wanted."""
     if not _process.is_impossible():
-        with _process.lock:
+        with suppress(OSError), _process.lock:  # what is asked of it later is done without it, if need be
             _process.start()
 
 

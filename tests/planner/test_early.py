@@ -4,14 +4,17 @@ from dataclasses import replace
 
 import pytest
 
+from fabrictool.base.errors import FabrictoolError
 from fabrictool.planner import chosen
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.problem import Level, ModelNeed, Option
 from fabrictool.planner.rehearsal import Rehearsal
-from fabrictool.planner.solvers import early, exact, placing
+from fabrictool.planner.solvers import early, exact, placing, programs
 from fabrictool.planner.solvers.early import early_placement
 from fabrictool.planner.solvers.exact import ExactSolver
+from fabrictool.planner.solvers.placing import PlacementSearch
 from fabrictool.planner.stages import in_order
+from fabrictool.planner.work import StepwiseWork
 from tests.planner.test_exact import figures, pool, problem
 from tests.planner.test_splitting import fabric
 from tests.seeds import seeds
@@ -25,7 +28,8 @@ def two_pools(rate=30.0, **more):
 
 @pytest.fixture
 def any_number(monkeypatch):
-    monkeypatch.setattr(early, "MANY", 1)
+    for module in (early, exact):
+        monkeypatch.setattr(module, "MANY", 1)
 
 
 @pytest.mark.usefixtures("any_number")
@@ -81,33 +85,53 @@ def test_keeps_those_that_nobody_chose(seed):
 
 
 @pytest.mark.usefixtures("any_number")
-def test_the_search_begins_with_it_and_never_serves_less(monkeypatch):
-    relaxed = []
+def test_the_search_begins_after_it(monkeypatch):
+    relaxed, core_of = [], placing.core_of
     monkeypatch.setattr(placing, "core_of", lambda *a, **k: relaxed.append(a) or core_of(*a, **k))
     solutions = ExactSolver().solve(two_pools(), deadline_s=5.0, seed=0)
     first = next(solutions)
     assert [stage.name for stage in first.stages] == ["served"]
+    assert not first.repeatable, "no work brings it again"
     assert not relaxed
     *_, last = solutions
     assert relaxed
     assert [stage.name for stage in last.stages][:3] == ["served", "latency", "replicas"]
-    assert not last.stages[0].objective
-
-
-core_of = placing.core_of
+    assert last.repeatable
 
 
 @pytest.mark.usefixtures("any_number")
-def test_until_the_search_serves_as_much_it_stays(monkeypatch):
-    """With the search's work, so that the same work brings it again."""
-    best = early_placement(exact.merged(two_pools()).problem, exact.NAME, 0)
-    monkeypatch.setattr(
-        exact, "early_placement", lambda *_: replace(best, stages=(replace(best.stages[0], objective=-9.0),))
-    )
-    *_, last = ExactSolver().solve(two_pools(), deadline_s=5.0, seed=0)
-    assert last.stages[0].objective == -9.0
-    assert last.work > 0.0
-    assert not last.ended
+def test_the_search_begins_with_what_is_better(monkeypatch):
+    """Of the early placement and the relaxation rounded; so nothing that is shown later serves less."""
+    monkeypatch.setattr(programs, "TINY", 0)
+    monkeypatch.setattr(placing.DeviceSplits, "of", lambda problem: None)
+    monkeypatch.setattr("fabrictool.planner.solvers.core.rounded", lambda *_: {})
+    work = StepwiseWork(1)
+    early = early_placement(two_pools(), "x", 0)
+    for counts, unserved in ((early.counts, 0.0), ({}, 60.0), (None, 60.0)):
+        search = PlacementSearch(two_pools(), "x", work, 0, None, counts)
+        assert next(search.stage("served")).stages[0].objective == pytest.approx(unserved)
+
+
+@pytest.mark.usefixtures("any_number")
+def test_numbers_that_cannot_be_trusted_are_no_reason_to_end(monkeypatch):
+    def failing(*_, **__):
+        raise FabrictoolError.of("FT2902", "nothing in time")
+
+    monkeypatch.setattr(early, "in_order", failing)
+    assert early_placement(two_pools(), "x", 0) is None
+
+
+@pytest.mark.usefixtures("any_number")
+@pytest.mark.parametrize("runs", [False, True])
+def test_the_engine_is_started_when_there_is_time_for_it(monkeypatch, runs):
+    asked = []
+    monkeypatch.setattr(exact, "prepare", lambda: asked.append("prepare"))
+    instance = two_pools()
+    if runs:
+        instance = replace(instance, current={instance.options[0].key: 1})
+    asked += ("solution" for _ in ExactSolver().solve(instance, deadline_s=5.0, seed=0))
+    assert asked[: 2 - runs] == ["solution", "prepare"][runs:]
+    assert asked.count("prepare") == 1
 
 
 def test_what_plays_is_loaded_when_there_is_a_first_placement(monkeypatch):

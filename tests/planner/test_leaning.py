@@ -1,9 +1,11 @@
 """Of what serves as much, the search leans to what later stages want; and no bound is taken from what was leant."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
+from fabrictool.base.errors import FabrictoolError
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.problem import Level, ModelNeed, Option
 from fabrictool.planner.solvers import leaning as leanings
@@ -17,7 +19,7 @@ from tests.planner.test_exact import figures, pool, problem
 from tests.planner.test_splitting import fabric, optimum
 from tests.seeds import seeds
 
-QUICK, SLOW = 2.0, 9.0
+QUICK, SLOW = 6.0, 9.0
 """Requests in a replica of a model on the pool that suits it, and on the other one."""
 
 
@@ -83,6 +85,39 @@ def test_there_is_nothing_to_lean_to(instance):
 
 def test_without_time_there_is_no_leaning():
     assert leant(crossed(), lambda name: None) is UPRIGHT
+
+
+def test_numbers_that_cannot_be_trusted_are_no_reason_to_end():
+    def failing(_):
+        raise FabrictoolError.of("FT2902", "nothing in time")
+
+    assert leant(crossed(), failing) is UPRIGHT
+
+
+def test_a_stage_that_gains_nothing_is_passed():
+    """What costs the same everywhere and is used up gains by less that is served; what nobody wishes does not."""
+    instance = crossed(objective=("slo", "latency"))
+    asked = []
+    relaxed = Formulation(instance, range(len(instance.options)), whole=False)
+
+    def solved(name):
+        asked.append(name)
+        return relaxed.minimise(name, seconds=60.0, seed=0)
+
+    felt = ["served", "slo", "latency"]
+    lean = leaning(relaxed, felt, {"served": 40.0}, solved)
+    assert asked == ["slo", "latency"]
+    assert lean.costs.keys() == leant(crossed()).costs.keys()
+
+
+def test_no_replica_costs_more_than_it_could_serve():
+    """A model that nothing is left for has any price: it would be kept out for good."""
+    here = pool("a", nodes=10)
+    options = [Option(m, here, 1, figures(1.0), (Level(1.0, its, True),)) for m, its in (("m", 1.0), ("n", 500.0))]
+    instance = with_sites(problem([ModelNeed("m", 10.0, 0, 99), ModelNeed("n", 1.0, 0, 99)], options, [here]))
+    lean = leant(replace(instance, objective=("latency",)))
+    assert all(0.0 <= cost <= 1.0 for cost in lean.costs.values())
+    assert lean is not UPRIGHT
 
 
 def searched(instance, monkeypatch, few=0):

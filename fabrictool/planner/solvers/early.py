@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fabrictool.base.errors import FabrictoolError
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.problem import Solution, StageResult
 from fabrictool.planner.program import LEAST_LP_S, Program
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from fabrictool.planner.problem import PlacementProblem
 
 MANY = 2_000
-"""Options from which on somebody would wait for the relaxations."""
+"""Options, alike partitions counted once, from which on somebody would wait for the relaxations."""
 NEAREST = 4
 """Options a model, beyond those that the relaxation could use as well, of which it is filled up."""
 
@@ -27,10 +28,18 @@ NEAREST = 4
 def early_placement(problem: PlacementProblem, solver: str, seed: int) -> Solution | None:
     """With its first stage, which is what is unserved; None where there are few options or something runs, where that
     is not the first stage, or where what is rounded breaks a rule.
+
+    It is no answer: a search begins with its counts, or better ones.
     """
     if len(problem.options) < MANY or problem.runs or stage_names(problem)[0] != "served":
         return None
-    problem = with_sites(problem)
+    try:
+        return _placement(with_sites(problem), solver, seed)
+    except FabrictoolError:  # no numbers that can be trusted, of what nobody needs
+        return None
+
+
+def _placement(problem: PlacementProblem, solver: str, seed: int) -> Solution | None:
     every = range(len(problem.options))
     relaxed = Formulation(problem, every, whole=True, by_capacity=True, program=Program(whole=False))
     answer = relaxed.minimise("served", seconds=LEAST_LP_S, seed=seed)
@@ -41,16 +50,15 @@ def early_placement(problem: PlacementProblem, solver: str, seed: int) -> Soluti
         i: sum(float(answer.reduced[column]) for column, _ in relaxed.count(i)) / problem.options[i].levels[-1].rate
         for i in every
     }
-    counts = rounded(problem, {i: usage[i] for i in sorted(_nearest(problem, distance))}, distance)
-    loads = Formulation.of_counts(problem, {i: count for i, count in counts.items() if count})
+    rough = rounded(problem, {i: usage[i] for i in sorted(_nearest(problem, distance))}, distance)
+    counts = {i: count for i, count in rough.items() if count}
+    loads = Formulation.of_counts(problem, counts)
     judged = in_order(loads, user_stages(problem), seconds=LEAST_LP_S, seed=seed)
     if judged is None:
         return None
     values, loaded = judged
     served = StageResult("served", clean(values["served"]), clean(min(values["served"], answer.objective)))
-    return Solution(
-        {i: k for i, k in counts.items() if k}, loads.loads(loaded), (served,), solver, optimal=False, ended=True
-    )
+    return Solution(counts, loads.loads(loaded), (served,), solver, optimal=False, repeatable=False, ended=True)
 
 
 def _nearest(problem: PlacementProblem, distance: dict[int, float]) -> set[int]:

@@ -10,15 +10,13 @@ Partitions that are alike are one (`symmetry`); the rest is `placing`.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fabrictool.planner.highs import prepare
 from fabrictool.planner.infeasible import require_options
-from fabrictool.planner.solvers.early import early_placement
+from fabrictool.planner.solvers.early import MANY, early_placement
 from fabrictool.planner.solvers.placing import PlacementSearch
 from fabrictool.planner.solvers.symmetry import merged
-from fabrictool.planner.stages import residual
 from fabrictool.planner.work import StepwiseWork, never, units
 
 if TYPE_CHECKING:
@@ -51,21 +49,12 @@ class ExactSolver:
         early = early_placement(smaller.problem, NAME, seed) if warm is None else None
         if early is not None:
             yield smaller.dealt(early, seed)
-            prepare()  # it takes a core of what makes the tables
-        search = PlacementSearch(smaller.problem, NAME, work, seed, start)
+        if len(smaller.problem.options) >= MANY:
+            prepare()  # not sooner: tables need both cores
+        search = PlacementSearch(smaller.problem, NAME, work, seed, start, None if early is None else early.counts)
         goes_on = True
         while goes_on:
             for name in search.stages:
                 for solution in search.stage(name):
-                    yield smaller.dealt(_better(smaller.problem, early, solution), seed)
+                    yield smaller.dealt(solution, seed)
             goes_on = search.goes_on()
-
-
-def _better(problem: PlacementProblem, early: Solution | None, solution: Solution) -> Solution:
-    """What the search has, with its work: or an early placement, until there is nothing that serves less."""
-    if early is None:
-        return solution
-    (served, *_), (before, *_) = solution.stages, early.stages
-    if served.objective <= before.objective + residual(problem, before.name, before.objective):
-        return solution
-    return replace(early, work=solution.work, ended=solution.ended, repeatable=solution.repeatable)

@@ -24,23 +24,29 @@ SHORT = 0.01
 Counts = dict[int, int]
 
 
+# Wide: what may be begun with, and what judges that.
 def first_placement(
-    problem: PlacementProblem, core: Core, chosen: Sequence[int], warm: Mapping[int, int] | None, seed: int
+    problem: PlacementProblem,
+    core: Core,
+    chosen: Sequence[int],
+    warm: Mapping[int, int] | None,
+    early: Mapping[int, int] | None,
+    seed: int,
 ) -> Counts | None:
     """The best that is known, or the relaxation rounded, where that is far better; None where all break a rule.
 
-    `warm`: counts by option, such as those of the last plan.
+    `warm`: counts by option, such as those of the last plan; `early`: others, where these are far better than all.
     """
     judge = _Judge(problem, chosen, seed)
     best = _best_known(problem, core, judge, warm)
     counts, values = best if best is not None else (None, None)
     still = [] if problem.max_moves is None else [dict(problem.running)]
-    for other in (*still, {i: count for i, count in core.rounded.items() if count}):
+    for other in (*still, {i: count for i, count in core.rounded.items() if count}, *([early] if early else [])):
         if values is not None and not judge.is_far_better(core.lowest, values):
             break
         worth = judge.worth(other)
         if worth is not None and (values is None or judge.is_far_better(worth, values)):
-            counts, values = other, worth
+            counts, values = dict(other), worth
     return counts
 
 

@@ -79,10 +79,11 @@ class PlacementSearch:
         work: StepwiseWork,
         seed: int,
         warm: Mapping[int, int] | None = None,
+        early: Mapping[int, int] | None = None,
     ) -> None:
-        """`warm`: counts by option to begin with, such as those of the last plan."""
+        """`warm`: counts by option to begin with, such as those of the last plan; `early`: those of `solvers.early`."""
         problem = self._problem = with_sites(problem)
-        self._solver, self._work, self._seed, self._warm = solver, work, seed, warm
+        self._solver, self._work, self._seed, self._warm, self._early = solver, work, seed, warm, early
         self._steps, self._rng = EngineSteps(work, seed), random.Random(f"large {seed}")
         work.done(1)
         relaxed = Formulation(problem, range(len(problem.options)), whole=False)
@@ -211,9 +212,8 @@ class PlacementSearch:
                 self._counts = counts
                 if self._judged(name):
                     return
-        counts = first_placement(
-            self._problem, self._core, self._programs.options({}, by_capacity=False), self._warm, self._seed
-        )
+        among = self._programs.options({}, by_capacity=False)
+        counts = first_placement(self._problem, self._core, among, self._warm, self._early, self._seed)
         if counts is not None:
             self._counts = counts
             return
@@ -398,11 +398,11 @@ class PlacementSearch:
     def _adopted(self, name: str, counts: dict[int, int]) -> bool:
         """Whether these counts are better; then they are the counts."""
         before, total = (self._counts, dict(self._limits), self._values, self._loads), self._total(name)
-        self._counts = counts
+        leant, self._counts = self._core.leaning.cost, counts
         with suppress(FabrictoolError):  # no numbers that can be trusted
             if not self._judged(name):
                 self._told = self._programs.learn_why_not(counts, self._seed)
-            elif self._total(name) < total - rounding(total):
+            elif self._total(name) + leant(name, counts) < total + leant(name, before[0]) - rounding(total):
                 return True
         self._counts, self._limits, self._values, self._loads = before
         return False
