@@ -67,7 +67,7 @@ class Core:
     rows: Sequence[CapacityRow]
     """That whole replicas keep: what the relaxation was told of them."""
     leaning: Leaning
-    """To the second stage, while the first is lowered."""
+    """To a later stage, while the first is lowered."""
 
     def kept(self, stage: str, name: str) -> float:
         """What one stage was kept within when the one called `name`, after it, was relaxed."""
