@@ -1,13 +1,14 @@
 """A large empty fabric has a whole placement before its relaxations are solved."""
 
+import random
 from dataclasses import replace
 
 import pytest
 
-from fabrictool.base.errors import FabrictoolError
+from fabrictool.base.errors import FabrictoolError, InfeasibleError
 from fabrictool.planner import chosen
 from fabrictool.planner.formulation import Formulation
-from fabrictool.planner.problem import Level, ModelNeed, Option
+from fabrictool.planner.problem import Level, ModelNeed, Option, ResourceLimit
 from fabrictool.planner.rehearsal import Rehearsal
 from fabrictool.planner.solvers import early, exact, placing, programs
 from fabrictool.planner.solvers.early import early_placement
@@ -16,7 +17,7 @@ from fabrictool.planner.solvers.placing import PlacementSearch
 from fabrictool.planner.stages import in_order
 from fabrictool.planner.work import StepwiseWork
 from tests.planner.test_exact import figures, pool, problem
-from tests.planner.test_splitting import fabric
+from tests.planner.test_splitting import fabric, with_twins
 from tests.seeds import seeds
 
 
@@ -82,6 +83,65 @@ def test_keeps_the_rules():
 @seeds(0, drawn=10, long=1000)
 def test_keeps_those_that_nobody_chose(seed):
     keeps_the_rules(seed)
+
+
+def ruled(seed):
+    """A fabric with rules that nobody chose."""
+    rng = random.Random(seed)
+    plain = fabric(seed, rng.choice((0.5, 1.5, 2.5)))
+    if not plain.needs:
+        return plain
+    instance = with_twins(plain) if rng.random() < 0.4 else plain
+    clusters, keys = [pool.cluster for pool in instance.pools], [pool.key for pool in instance.pools]
+
+    def rules():
+        yield from [("minimum", rng.randint(1, 3))] * (rng.random() < 0.4)
+        yield from [("maximum", rng.randint(3, 8))] * (rng.random() < 0.3)
+        yield from [("pins", {(rng.choice(clusters), ""): rng.randint(0, 2)})] * (rng.random() < 0.3)
+        yield from [("spread_sites", True)] * (rng.random() < 0.3)
+        yield from [("spread_nodes", True)] * (rng.random() < 0.2)
+        yield from [("survive", rng.choice(("node", "cluster", "site")))] * (rng.random() < 0.2)
+        yield from [("rate", 0.0)] * (rng.random() < 0.15)
+
+    unseen = rng.choice(clusters) if rng.random() < 0.3 else ""
+    limit = ResourceLimit("l", "devices", "devices", float(rng.randint(0, 6)), frozenset(keys))
+    return replace(
+        instance,
+        needs=tuple(replace(need, **dict(rules())) for need in instance.needs),
+        fixed={o.key: int(rng.random() < 0.2) for o in instance.options if o.pool.cluster == unseen},
+        limits=(limit,) if rng.random() < 0.3 else (),
+        outages=(frozenset({rng.choice(keys)}),) if rng.random() < 0.3 else (),
+    )
+
+
+def keeps_them_all(seed):
+    """Whether there was an early placement; then it is what it says, on all partitions, and the search says no less."""
+    instance = ruled(seed)
+    if not instance.needs:
+        return False
+    try:
+        first, *others = ExactSolver().solve(instance, deadline_s=1.0, seed=0)
+    except InfeasibleError:
+        return False
+    if first.repeatable:
+        return False
+    (served,) = first.stages
+    answer = Formulation.of_counts(instance, first.counts).minimise("served", seconds=60.0, seed=0)
+    assert answer.objective == pytest.approx(served.objective, abs=1e-4), seed
+    assert others, seed
+    assert served.bound <= others[-1].stages[0].objective + 1e-4, seed
+    return True
+
+
+@pytest.mark.usefixtures("any_number")
+def test_keeps_rules_of_all_kinds():
+    assert sum(keeps_them_all(seed) for seed in range(25)) > 5
+
+
+@pytest.mark.usefixtures("any_number")
+@seeds(0, drawn=5, long=500)
+def test_keeps_rules_that_nobody_chose(seed):
+    keeps_them_all(seed)
 
 
 @pytest.mark.usefixtures("any_number")
