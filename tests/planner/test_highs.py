@@ -77,3 +77,20 @@ def test_what_it_prints_is_not_printed_by_us(capfd):
     program, terms = knapsack(40)
     program.searched(terms, LIMITS, never)
     assert capfd.readouterr() == ("", "")
+
+
+def test_an_engine_that_does_not_start_leaves_nothing(monkeypatch):
+    """What is asked of it later starts it anew, and does not wait at a pipe that nobody reads."""
+    engine, starts = highs._EngineProcess(), []
+
+    def failing(_):
+        starts.append("start")
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setattr(highs, "_process", engine)
+    monkeypatch.setattr("multiprocessing.context.SpawnProcess.start", failing)
+    highs.prepare()
+    assert not engine._runs()
+    program, terms = knapsack()
+    assert program.searched(terms, LIMITS, never) is None
+    assert starts == ["start", "start"]
