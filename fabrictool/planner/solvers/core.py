@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -122,11 +121,7 @@ def core_of(
     if lean.usage:
         relaxations.usage, relaxations.distance = lean.usage, lean.distance
         relaxations.core |= {i for i, replicas in lean.usage.items() if replicas > TOLERANCE}
-    chosen = relaxations.core | {
-        i for i, o in enumerate(problem.options) if o.key in problem.fixed or o.key in problem.current
-    }
-    for need in problem.needs:
-        chosen |= {i for i in problem.of(need.model) if any(problem.options[i].pool.within(*pin) for pin in need.pins)}
+    chosen = relaxations.core | named(problem)
     return Core(
         problem,
         relaxed,
@@ -170,13 +165,28 @@ class _Relaxations:
             return
         self.answers.append(answer)
         self.usage, self.distance = used, {i: relaxed.distance(answer, i) for i in relaxed.chosen}
-        nearest: dict[str, list[tuple[float, int]]] = defaultdict(list)
-        for i, option in enumerate(problem.options):
-            nearest[option.model].append((self.distance[i], i))
-        for options in nearest.values():
-            options.sort()
-            self.core |= {i for _, i in options[:NEAREST]}
-            self.wide |= {i for _, i in options[:WIDE]} if name in BY_CAPACITY else set()
+        self.core |= nearest(problem, self.distance, NEAREST)
+        self.wide |= nearest(problem, self.distance, WIDE) if name in BY_CAPACITY else set()
+
+
+def nearest(problem: PlacementProblem, distance: Mapping[int, float], number: int) -> set[int]:
+    """So many options of each model, that it would cost least."""
+    return {
+        i for need in problem.needs for i in sorted(problem.of(need.model), key=lambda i: (distance[i], i))[:number]
+    }
+
+
+def named(problem: PlacementProblem) -> set[int]:
+    """Options that rules or habit name: that are fixed, run, or stand where a model is pinned."""
+    options = problem.options
+    known = {i for i, option in enumerate(options) if option.key in problem.fixed or option.key in problem.current}
+    return known | {
+        i
+        for need in problem.needs
+        if need.pins
+        for i in problem.of(need.model)
+        if any(options[i].pool.within(*pin) for pin in need.pins)
+    }
 
 
 def _kept(problem: PlacementProblem, stage: str, least: float, name: str) -> float:

@@ -12,7 +12,7 @@ from fabrictool.base.errors import FabrictoolError
 from fabrictool.planner.formulation import Formulation
 from fabrictool.planner.problem import Solution, StageResult
 from fabrictool.planner.program import LEAST_LP_S, Program
-from fabrictool.planner.solvers.core import with_sites
+from fabrictool.planner.solvers.core import NEAREST, named, nearest, with_sites
 from fabrictool.planner.solvers.rounding import rounded
 from fabrictool.planner.stages import TOLERANCE, clean, in_order, stage_names, user_stages
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 MANY = 2_000
 """Options, alike partitions counted once, from which on somebody would wait for the relaxations."""
-NEAREST = 4
-"""Options a model, beyond those that the relaxation could use as well, of which it is filled up."""
 
 
 def early_placement(problem: PlacementProblem, solver: str, seed: int) -> Solution | None:
@@ -50,7 +48,9 @@ def _placement(problem: PlacementProblem, solver: str, seed: int) -> Solution | 
         i: sum(float(answer.reduced[column]) for column, _ in relaxed.count(i)) / problem.options[i].levels[-1].rate
         for i in every
     }
-    rough = rounded(problem, {i: usage[i] for i in sorted(_nearest(problem, distance))}, distance)
+    # Those that are as good as what is used, or nearly; and what has to be.
+    among = {i for i in every if distance[i] <= TOLERANCE} | nearest(problem, distance, NEAREST) | named(problem)
+    rough = rounded(problem, {i: usage[i] for i in sorted(among)}, distance)
     counts = {i: count for i, count in rough.items() if count}
     loads = Formulation.of_counts(problem, counts)
     judged = in_order(loads, user_stages(problem), seconds=LEAST_LP_S, seed=seed)
@@ -59,15 +59,3 @@ def _placement(problem: PlacementProblem, solver: str, seed: int) -> Solution | 
     values, loaded = judged
     served = StageResult("served", clean(values["served"]), clean(min(values["served"], answer.objective)))
     return Solution(counts, loads.loads(loaded), (served,), solver, optimal=False, repeatable=False, ended=True)
-
-
-def _nearest(problem: PlacementProblem, distance: dict[int, float]) -> set[int]:
-    """Options that are as good as those that are used, or nearly; and what has to be."""
-    chosen = {i for i, option in enumerate(problem.options) if distance[i] <= TOLERANCE or option.key in problem.fixed}
-    for need in problem.needs:
-        mine = sorted(problem.of(need.model), key=lambda i: (distance[i], i))
-        chosen |= {
-            *mine[:NEAREST],
-            *(i for i in mine if any(problem.options[i].pool.within(*pin) for pin in need.pins)),
-        }
-    return chosen

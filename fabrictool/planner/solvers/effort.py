@@ -48,6 +48,16 @@ AGAIN = 0.008
 EXACTLY, NEARLY = 1e-5, 0.01
 """The gap at which a search by tangents ends: of stages that are kept to the last digit, as what one of them is off
 makes the bounds of later ones loose; and of what misses the SLO, where the last digits take longest."""
+TINY_NODES = 20_000
+FIRST_NODES = 2000
+"""Of the search for any placement, where the rounded relaxation breaks a rule."""
+PARTY_NODES, PARTY_GAP = 1, 2e-3
+"""Limits of a program of some models."""
+GAIN, FIRST_GAIN = 5e-4, 5e-3
+"""A sweep that gains less, of the value, is the last one of its stage; or of those before all are placed at once."""
+MOST_SWEEPS, TIDYING_SWEEPS = 20, 1
+ROUNDS = 4
+"""Of one try, where its program is told between them what loads cost."""
 
 
 Part = Literal["first", "second", "all"]

@@ -61,7 +61,7 @@ class Leaning:
 
 
 UPRIGHT = Leaning("", {}, {}, {})
-"""Towards nothing."""
+"""Where there is nothing to lean to: as if there were no leaning."""
 
 
 def leaning(

@@ -27,7 +27,7 @@ MOST_MIRRORS = 24
 
 @dataclass(frozen=True, slots=True)
 class Mirror:
-    """Two areas that are alike, each in the place of the other."""
+    """Two areas that are alike, swapped."""
 
     pools: tuple[int, ...]
     """By pool: the one that it stands for."""

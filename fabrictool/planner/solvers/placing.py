@@ -55,17 +55,6 @@ if TYPE_CHECKING:
     from fabrictool.planner.program import ProgramSolution
     from fabrictool.planner.work import StepwiseWork
 
-TINY_NODES = 20_000
-FIRST_NODES = 2000
-"""Of the search for any placement, where the rounded relaxation breaks a rule."""
-PARTY_NODES, PARTY_GAP = 1, 2e-3
-"""Limits of one such program."""
-GAIN, FIRST_GAIN = 5e-4, 5e-3
-"""A sweep that gains less, of the value, is the last one of its stage; or of those before all are placed at once."""
-MOST_SWEEPS, TIDYING_SWEEPS = 20, 1
-ROUNDS = 4
-"""Of one try, where its program is told between them what loads cost."""
-
 
 # Long: what a search has placed so far is one state, and each kind of step changes all of it.
 class PlacementSearch:
@@ -229,7 +218,12 @@ class PlacementSearch:
                     return
         whole = self._programs.program({}, by_capacity=False)
         answer = whole.minimise(
-            name, seconds=LEAST_LP_S, seed=self._seed, gap=effort.CLOSE, nodes=FIRST_NODES, left_s=self._work.left_s
+            name,
+            seconds=LEAST_LP_S,
+            seed=self._seed,
+            gap=effort.CLOSE,
+            nodes=effort.FIRST_NODES,
+            left_s=self._work.left_s,
         )
         if answer is None:
             raise explain_infeasible(self._problem)
@@ -322,7 +316,7 @@ class PlacementSearch:
             if name not in TIDYING and not self._is_enough(name):
                 yield from self._sweep(name, alone=True)
         elif not (tries and self._part == "second" and self._is_by_capacity(name)):  # sweeps took as long, for less
-            yield from self._sweeps(name, FIRST_GAIN if tries else GAIN)
+            yield from self._sweeps(name, effort.FIRST_GAIN if tries else effort.GAIN)
 
     def _tries(self, name: str) -> Sequence[int]:
         return effort.tries(
@@ -349,7 +343,7 @@ class PlacementSearch:
         if self._gap(name) <= 0.0 or not self._work.more():
             return
         program = self._programs.program(self._counts, by_capacity=False)
-        answers = self._steps.in_time([program], name, nodes=TINY_NODES)
+        answers = self._steps.in_time([program], name, nodes=effort.TINY_NODES)
         if answers is None or (answer := answers[0]) is None:
             return
         self._raise_bound(name, answer.bound)
@@ -359,7 +353,7 @@ class PlacementSearch:
     def _searched(self, name: str, nodes: int) -> bool | None:
         """One try for all that take part; whether it is better, None where nothing more is to be hoped for."""
         better, ending = False, ""
-        for _ in range(ROUNDS):
+        for _ in range(effort.ROUNDS):
             program = self._program(name)
             is_whole = len(program.chosen) == len(self._problem.options)
             leant = [] if is_whole else self._core.leaning.terms(program, name)
@@ -398,7 +392,8 @@ class PlacementSearch:
     def _adopted(self, name: str, counts: dict[int, int]) -> bool:
         """Whether these counts are better; then they are the counts."""
         before, total = (self._counts, dict(self._limits), self._values, self._loads), self._total(name)
-        leant, self._counts = self._core.leaning.cost, counts
+        leant = self._core.leaning.cost
+        self._counts = counts
         with suppress(FabrictoolError):  # no numbers that can be trusted
             if not self._judged(name):
                 self._told = self._programs.learn_why_not(counts, self._seed)
@@ -409,8 +404,8 @@ class PlacementSearch:
 
     # -- a few models at a time -----------------------------------------------------------------------------------
 
-    def _sweeps(self, name: str, least: float = GAIN) -> Iterator[Solution]:
-        for _ in range(TIDYING_SWEEPS if name in TIDYING else MOST_SWEEPS):
+    def _sweeps(self, name: str, least: float = effort.GAIN) -> Iterator[Solution]:
+        for _ in range(effort.TIDYING_SWEEPS if name in TIDYING else effort.MOST_SWEEPS):
             before = self._total(name)
             if self._is_enough(name):
                 return
@@ -465,7 +460,7 @@ class PlacementSearch:
             limit.keep_of(program, models)
         now = {at: self._counts[i] for at, i in enumerate(indices) if self._counts.get(i)}
         nudges = [*nudge(program, name), *self._core.leaning.terms(program, name, indices)]
-        rough = self._steps.by_highs(program, name, PARTY_GAP, PARTY_NODES, now, nudges)
+        rough = self._steps.by_highs(program, name, effort.PARTY_GAP, effort.PARTY_NODES, now, nudges)
         if rough is None or rough.values is None:
             return None
         # The integer solver's rows hold to a share of their size; loads are judged by the linear program.
